@@ -1,0 +1,1 @@
+"""Cells: where keys and values live, and which sequences see them."""
