@@ -104,7 +104,10 @@ class Generation:
             whole, self.finish_reason = whole[:at], "stop"
         elif self.finish_reason is None:
             whole = whole[: len(whole) - self._unsure(whole)]
-        new, self.text = whole[len(self.text) :], whole if len(whole) > len(self.text) else self.text
+        new, self.text = (
+            whole[len(self.text) :],
+            whole if len(whole) > len(self.text) else self.text,
+        )
         return new
 
     def _unsure(self, text: str) -> int:

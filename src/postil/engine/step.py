@@ -35,7 +35,12 @@ class _PoolCache(Cache):
         self.cells = cells
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write (1, kv_heads, rows, dim) to the cells; give back the layer's whole pool."""
         keys, values = self.pool.keys[layer_idx], self.pool.values[layer_idx]

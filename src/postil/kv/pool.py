@@ -92,8 +92,8 @@ class Pool:
         self.boundary = min(boundary, capacity)
         self.dtype = dtype
         self.device = torch.device(device)
-        self.keys = [self._storage(shape.kv_heads, shape.key_dim) for shape in self.layers]
-        self.values = [self._storage(shape.kv_heads, shape.value_dim) for shape in self.layers]
+        self.keys = [self._storage(s.kv_heads, s.key_dim, capacity) for s in self.layers]
+        self.values = [self._storage(s.kv_heads, s.value_dim, capacity) for s in self.layers]
         self.position = torch.zeros(capacity, dtype=torch.int32)
         self.token = torch.zeros(capacity, dtype=torch.int64)
         self.peak_used = 0
@@ -102,14 +102,27 @@ class Pool:
         self._free: list[tuple[int, int]] = [(0, capacity)]  # stretches (start, end), in order
         self._last_id = 0
 
-    def _storage(self, heads: int, width: int) -> torch.Tensor:
+    def _storage(self, heads: int, width: int, cells: int) -> torch.Tensor:
         """Zeros, since a forward also reads the unseen cells of its range: they must be finite."""
-        shape = (heads, self.capacity, width)
+        shape = (heads, cells, width)
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
         # numpy's zeros are promised by the system and become memory only as cells are written.
         size = math.prod(shape) * self.dtype.itemsize
         return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(self.dtype).view(shape)
+
+    def grow(self, cells: int) -> None:
+        """Add free cells at the end. Copies the pool, a layer at a time: not for hot paths."""
+        capacity = self.capacity + cells
+        for storage in (self.keys, self.values):
+            for layer, old in enumerate(storage):
+                storage[layer] = self._storage(old.shape[0], old.shape[2], capacity)
+                storage[layer][:, : self.capacity] = old[:, : self.capacity]
+        # Last, so that an interrupted copy leaves a pool that is as large as it was.
+        self.position = torch.cat([self.position, self.position.new_zeros(cells)])
+        self.token = torch.cat([self.token, self.token.new_zeros(cells)])
+        self._free = _merged([*self._free, (self.capacity, capacity)])
+        self.capacity = capacity
 
     # What there is
 
@@ -310,13 +323,18 @@ class Pool:
         if run.seen:
             return
         self._runs.remove(run)
-        merged: list[tuple[int, int]] = []
-        for start, end in sorted([*self._free, (run.start, run.start + run.room)]):
-            if merged and merged[-1][1] == start:
-                merged[-1] = (merged[-1][0], end)
-            else:
-                merged.append((start, end))
-        self._free = merged
+        self._free = _merged([*self._free, (run.start, run.start + run.room)])
+
+
+def _merged(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The stretches in order, neighbours joined."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(stretches):
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged
 
 
 def _cells(spans: list[tuple[int, int]]) -> torch.Tensor:

@@ -1,0 +1,104 @@
+"""Postil reads documents that are longer than a language model reads well.
+
+While the document is prefilled, segment by segment, the model writes a short note about the
+question after each one: a margin. The margins then stand right before the question.
+
+    import postil
+
+    model = postil.load()
+    book = model.open("contract.pdf")
+    print(book.ask("What is the notice period?"))
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from postil.documents import Document, read_document
+    from postil.errors import (
+        ContextOverflow,
+        DocumentError,
+        ModelNotFound,
+        PostilError,
+        UnsupportedModel,
+    )
+    from postil.margins.events import (
+        Answer,
+        AnswerToken,
+        Done,
+        Event,
+        Margin,
+        MarginStarted,
+        MarginToken,
+        MarginWritten,
+        Progress,
+        Segment,
+        Usage,
+    )
+    from postil.notebook.model import Description, Model, load
+    from postil.notebook.notebook import Notebook, Stream
+
+# Names are imported when they are first used, since torch and transformers take seconds:
+# `postil --help` should not.
+_PUBLIC = {
+    "postil.documents": ("Document", "read_document"),
+    "postil.errors": (
+        "ContextOverflow",
+        "DocumentError",
+        "ModelNotFound",
+        "PostilError",
+        "UnsupportedModel",
+    ),
+    "postil.margins.events": (
+        "Answer",
+        "AnswerToken",
+        "Done",
+        "Event",
+        "Margin",
+        "MarginStarted",
+        "MarginToken",
+        "MarginWritten",
+        "Progress",
+        "Segment",
+        "Usage",
+    ),
+    "postil.notebook.model": ("Description", "Model", "load"),
+    "postil.notebook.notebook": ("Notebook", "Stream"),
+}
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
+
+__all__ = [
+    "Answer",
+    "AnswerToken",
+    "ContextOverflow",
+    "Description",
+    "Document",
+    "DocumentError",
+    "Done",
+    "Event",
+    "Margin",
+    "MarginStarted",
+    "MarginToken",
+    "MarginWritten",
+    "Model",
+    "ModelNotFound",
+    "Notebook",
+    "PostilError",
+    "Progress",
+    "Segment",
+    "Stream",
+    "UnsupportedModel",
+    "Usage",
+    "load",
+    "read_document",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'postil' has no attribute {name!r}")
+    return getattr(import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,447 @@
+"""The reading pattern: read a document, write margins on the way, answer from both.
+
+One loop: decide what goes into the next forward (`planner`), run it (`engine.step`), take in what
+came out. Whatever one forward works on is a `_Slice` of the document, a `_Writing` (a margin or the
+answer, one token a forward) or a `_Judging` (a margin's verdict, one forward in all). Events come
+out on the way.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+
+from postil.engine import sampling
+from postil.engine.sampling import Sampling
+from postil.engine.step import Feed
+from postil.errors import ContextOverflow
+from postil.margins.classify import relevance
+from postil.margins.context import Context
+from postil.margins.events import (
+    Answer,
+    AnswerToken,
+    Done,
+    Event,
+    FinishReason,
+    Margin,
+    MarginStarted,
+    MarginToken,
+    MarginWritten,
+    Phase,
+    Progress,
+    Segment,
+    Usage,
+)
+from postil.margins.planner import Policy, State, plan
+from postil.margins.prompts import Prompts
+
+MARGIN_TOKENS = 64
+ANSWER_TOKENS = 256
+# What a note takes in a prompt besides its own tokens: a dash, a line end, a token split otherwise.
+LISTING_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a question may choose.
+
+    Attributes:
+        strategy: `margins`; `plain` (the whole document, then the question); or `auto`: `plain`
+            for a document of one segment, where margins do not pay, else `margins`.
+        margin_tokens, answer_tokens: the most of each.
+        sampling: of margins and answer; its stop strings hold for the answer alone.
+    """
+
+    strategy: str = "auto"
+    margin_tokens: int = MARGIN_TOKENS
+    answer_tokens: int = ANSWER_TOKENS
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        if self.strategy not in ("auto", "margins", "plain"):
+            raise ValueError(f"there is no strategy {self.strategy!r}: auto, margins or plain")
+        if self.margin_tokens < 1 or self.answer_tokens < 1:
+            raise ValueError("margin_tokens and answer_tokens must be 1 or more")
+
+
+@dataclass(eq=False)
+class _Slice:
+    """The next piece of the document."""
+
+    sequence: int
+    tokens: list[int]
+    document_tokens: int
+
+    def feed(self) -> Feed:
+        return Feed(self.sequence, self.tokens, logits=0)
+
+
+@dataclass(eq=False)
+class _Writing:
+    """A text in the making on a branch of its own.
+
+    Attributes:
+        tokens: what its next forward takes: the prompt, then the token chosen last.
+        event: makes of new text what is told to the user, if anything is.
+        margin: that the text is for, if it is for one.
+    """
+
+    sequence: int
+    tokens: list[int]
+    generation: sampling.Generation
+    event: Callable[[str], Event] | None = None
+    margin: Margin | None = None
+
+    def feed(self) -> Feed:
+        return Feed(self.sequence, self.tokens)
+
+
+@dataclass(eq=False)
+class _Judging:
+    """A margin's classification prompt, a sequence of its own."""
+
+    sequence: int
+    tokens: list[int]
+    margin: Margin
+
+    def feed(self) -> Feed:
+        return Feed(self.sequence, self.tokens)
+
+
+_Work = _Slice | _Writing | _Judging
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What the answer prompt says of a margin, or of several that were condensed."""
+
+    text: str
+    segments: list[Segment]
+    relevance: float
+
+    @classmethod
+    def of(cls, margin: Margin) -> _Note:
+        return cls(margin.text.strip(), [margin.segment], margin.relevance or 0.0)
+
+
+class Reader:
+    """One question to a context.
+
+    Attributes:
+        margins: those started so far, in the order of their segments.
+
+    Raises:
+        ContextOverflow: the question fits neither the window nor the memory.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        prompts: Prompts,
+        question: str,
+        options: Options,
+        policy: Policy | None = None,
+    ) -> None:
+        self.margins: list[Margin] = []
+        self._context = context
+        self._prompts = prompts
+        self._question = question
+        self._options = options
+        self._policy = policy or Policy()
+        self._strategy = options.strategy
+        if self._strategy == "auto":
+            self._strategy = "margins" if len(context.segments) > 1 else "plain"
+        self._extract = prompts.extract(question)
+        self._after_document = self._reserve()
+        self._engine = context.engine
+        self._stop_tokens = context.loaded.stop_tokens | prompts.stop_tokens
+        self._answer_now = self._cancelled = False
+        self._branches: set[int] = set()
+        self._writing: list[_Writing] = []
+        self._judging: list[_Judging] = []
+        self._answer = ""
+        self._finish_reason: FinishReason = "cancelled"
+        self._rests_on: list[Segment] = []
+
+    def answer_now(self) -> None:
+        """Read no further; answer from what has been read."""
+        self._answer_now = True
+
+    def cancel(self) -> None:
+        """Stop before the next forward."""
+        self._cancelled = True
+
+    def events(self) -> Iterator[Event]:
+        """Do the work. The last event is `Done`; what was read stays read, whatever happens."""
+        pool, engine = self._context.pool, self._engine
+        pool.peak_used = pool.used
+        self._usage = Usage(
+            reused_tokens=self._context.read, pool_bytes=pool.capacity * pool.bytes_per_cell
+        )
+        self._seconds: dict[str, float] = {"read": 0.0, "margins": 0.0, "answer": 0.0}
+        self._begun, forwards = time.perf_counter(), engine.forwards
+        try:
+            yield self._progress("read")
+            yield from self._read_on()
+            if not self._cancelled:
+                yield from self._give_answer()
+        finally:
+            for sequence in self._branches:
+                pool.drop(sequence)
+            self._branches.clear()
+        self._usage.forwards = engine.forwards - forwards
+        self._usage.peak_cache_bytes = pool.peak_used * pool.bytes_per_cell
+        self._usage.seconds = {**self._seconds, "total": time.perf_counter() - self._begun}
+        yield Done(
+            Answer(
+                text=self._answer.strip(),
+                margins=self.margins,
+                segments=self._rests_on,
+                usage=self._usage,
+                finish_reason="cancelled" if self._cancelled else self._finish_reason,
+                strategy=self._strategy,
+                model=self._context.loaded.name,
+            )
+        )
+
+    def _reserve(self) -> int:
+        """Make room for what is to be written; how many tokens must fit behind the document."""
+        context, prompts, options = self._context, self._prompts, self._options
+        window, longest = context.loaded.window, options.margin_tokens
+        note = longest + LISTING_TOKENS
+        judged = len(prompts.classify(self._question, "")) + longest
+        extracted = len(self._extract) + longest
+        condensed = len(self._condense([])) + note + longest
+        answered = len(prompts.answer(self._question, [])) + options.answer_tokens
+        from_notes = len(prompts.answer_from_notes(self._question, [])) + options.answer_tokens
+        needed = max(judged, extracted, condensed, answered, from_notes + note)
+        if needed > window:
+            raise ContextOverflow(
+                f"The question and what is to be written take {needed:,} tokens, but the model's "
+                f"window has {window:,}: ask a shorter question, or for shorter margins or a "
+                "shorter answer."
+            )
+        plain = self._strategy == "plain"
+        after_document = answered if plain else answered + note
+        notes = min(note * len(context.segments), window)
+        context.reserve(
+            after_segment=answered if plain else extracted,
+            after_document=after_document,
+            scratch=self._policy.together * (extracted + judged)
+            + notes
+            + max(answered, from_notes, condensed),
+            whole=plain,
+        )
+        return after_document
+
+    # Reading
+
+    def _read_on(self) -> Iterator[Event]:
+        """Read to the end of the document and write a margin for every segment."""
+        while not self._cancelled and not self._answer_now:
+            work: list[_Work] = [*self._judging, *self._writing]
+            chosen = plan(self._state(), self._policy)
+            for _ in range(chosen.start):
+                yield MarginStarted(self._start_margin())
+                work.append(self._writing[-1])
+            if chosen.read:
+                work.append(_Slice(*self._context.next_slice(chosen.read)))
+            if not work:
+                return
+            yield from self._forward(work, "read" if chosen.read else "margins")
+        for writing in self._writing:  # cut short: half a note is no note
+            if writing.margin is not None:
+                writing.margin.finish_reason = "cancelled"
+            self._drop(writing.sequence)
+        self._writing.clear()
+        if self._judging and not self._cancelled:
+            yield from self._forward([*self._judging], "margins")
+
+    def _state(self) -> State:
+        context, started = self._context, len(self.margins)
+        return State(
+            unread=context.total - context.read,
+            waiting=context.segments_read() - started if self._strategy == "margins" else 0,
+            writing=len(self._writing),
+            started=started,
+        )
+
+    def _start_margin(self) -> Margin:
+        """Fork the main sequence where the next segment ends."""
+        margin = Margin(self._context.segments[len(self.margins)])
+        index, longest = margin.segment.index, self._options.margin_tokens
+        pool, (sequence, length) = self._context.pool, self._context.boundary(index)
+        branch = self._adopt(pool.fork(sequence, length, room=len(self._extract) + longest))
+        generation = self._generation(longest, stream=index)
+        event = partial(MarginToken, margin)
+        self._writing.append(_Writing(branch, self._extract, generation, event, margin))
+        self.margins.append(margin)
+        return margin
+
+    # Answering
+
+    def _give_answer(self) -> Iterator[Event]:
+        """Put the notes before the question: behind the document, if all of it can be seen."""
+        context, pool, prompts = self._context, self._context.pool, self._prompts
+        limit = self._options.answer_tokens
+        main = context.windows[0].sequence
+        notes = [_Note.of(margin) for margin in self.margins if margin.kept and margin.text.strip()]
+        room = context.loaded.window - pool.length(main) - limit
+        if context.windows_read == 1 and room + limit >= self._after_document:
+            room -= len(prompts.answer(self._question, []))
+            notes = yield from self._condensed(notes, room)
+            prompt = prompts.answer(self._question, [note.text for note in notes])
+            branch = self._adopt(pool.fork(main, room=len(prompt) + limit))
+            self._rests_on = context.segments[: context.segments_read(partly=True)]
+        else:
+            if not notes:  # the document cannot be seen from here, so any note is better than none
+                notes = [_Note.of(margin) for margin in self.margins if _is_usable(margin)]
+            room = (
+                context.loaded.window - limit - len(prompts.answer_from_notes(self._question, []))
+            )
+            notes = yield from self._condensed(notes, room)
+            prompt = prompts.answer_from_notes(self._question, [note.text for note in notes])
+            branch = self._adopt(pool.new(room=len(prompt) + limit, branch=True))
+        if notes:
+            self._rests_on = [segment for note in notes for segment in note.segments]
+        generation = self._generation(limit, stream=len(context.segments))
+        answer = _Writing(branch, prompt, generation, AnswerToken)
+        while not self._cancelled and answer.generation.finish_reason is None:
+            yield from self._forward([answer], "answer")
+        self._answer = answer.generation.text
+        self._finish_reason = answer.generation.finish_reason or "cancelled"
+
+    def _condensed(self, notes: list[_Note], room: int) -> Generator[Event, None, list[_Note]]:
+        """At most `room` tokens of notes: margins of margins are written until they fit."""
+        while self._tokens_of(notes) > room and not self._cancelled:
+            longest = self._options.margin_tokens
+            fits = self._context.loaded.window - len(self._condense([])) - longest
+            groups = max(
+                room // (longest + LISTING_TOKENS), math.ceil(self._tokens_of(notes) / fits)
+            )
+            if groups >= len(notes):  # writing them anew would not make them fewer
+                weakest = min(notes, key=lambda note: note.relevance)
+                notes = [note for note in notes if note is not weakest]
+                continue
+            size = math.ceil(len(notes) / groups)
+            batches = [notes[at : at + size] for at in range(0, len(notes), size)]
+            notes = yield from self._write_anew(batches)
+        return notes
+
+    def _write_anew(self, batches: list[list[_Note]]) -> Generator[Event, None, list[_Note]]:
+        """One note out of each batch of notes."""
+        longest, pool = self._options.margin_tokens, self._context.pool
+        waiting = [(batch, self._condense(batch)) for batch in batches]
+        written: list[tuple[list[_Note], _Writing]] = []
+        active: list[_Writing] = []
+        while (waiting or active) and not self._cancelled:
+            while waiting and len(waiting[0][1]) + longest <= pool.free:
+                batch, prompt = waiting.pop(0)
+                branch = self._adopt(pool.new(room=len(prompt) + longest, branch=True))
+                stream = len(self._context.segments) + 1 + len(written)
+                active.append(_Writing(branch, prompt, self._generation(longest, stream)))
+                written.append((batch, active[-1]))
+            yield from self._forward(active, "margins")
+            active = [writing for writing in active if writing.sequence in self._branches]
+        return [
+            _Note(
+                text, [s for note in batch for s in note.segments], max(n.relevance for n in batch)
+            )
+            for batch, writing in written
+            if (text := writing.generation.text.strip())
+        ]
+
+    def _condense(self, notes: list[_Note]) -> list[int]:
+        return self._prompts.condense(self._question, [note.text for note in notes])
+
+    def _tokens_of(self, notes: list[_Note]) -> int:
+        if not notes:
+            return 0
+        return (
+            sum(len(self._prompts.encode(note.text)) + LISTING_TOKENS for note in notes)
+            + LISTING_TOKENS
+        )
+
+    # One forward
+
+    def _forward(self, work: Sequence[_Work], phase: Phase) -> Iterator[Event]:
+        """Run one packed forward over `work` and take in what comes out."""
+        before = time.perf_counter()
+        logits = self._engine.step([item.feed() for item in work])
+        self._seconds[phase] += time.perf_counter() - before
+        for item, rows in zip(work, logits, strict=True):
+            match item:
+                case _Slice():
+                    self._usage.prefill_tokens += len(item.tokens)
+                    self._usage.document_tokens += item.document_tokens
+                    yield self._progress(phase)
+                case _Writing():
+                    yield from self._take(item, rows[0])
+                case _Judging():
+                    self._usage.prefill_tokens += len(item.tokens)
+                    item.margin.relevance = relevance(rows[0], self._prompts.yes, self._prompts.no)
+                    self._drop(item.sequence)
+                    self._judging.remove(item)
+                    yield MarginWritten(item.margin)
+
+    def _take(self, writing: _Writing, logits: torch.Tensor) -> Iterator[Event]:
+        """The next token of a text; at the end of a margin, its verdict is next."""
+        generation, margin = writing.generation, writing.margin
+        if not generation.tokens:
+            self._usage.prefill_tokens += len(writing.tokens)
+        text = generation.take(logits)
+        self._usage.generated_tokens += 1
+        writing.tokens = generation.tokens[-1:]
+        if margin is not None:
+            margin.text = generation.text
+        if text and writing.event is not None:
+            yield writing.event(text)
+        if generation.finish_reason is not None:
+            self._drop(writing.sequence)
+            if margin is not None:
+                margin.finish_reason = generation.finish_reason
+                self._writing.remove(writing)
+                yield from self._judge(margin)
+
+    def _judge(self, margin: Margin) -> Iterator[Event]:
+        if not margin.text.strip():
+            margin.relevance = 0.0
+            yield MarginWritten(margin)
+            return
+        prompt = self._prompts.classify(self._question, margin.text)
+        sequence = self._adopt(self._context.pool.new(room=len(prompt), branch=True))
+        self._judging.append(_Judging(sequence, prompt, margin))
+
+    def _generation(self, limit: int, stream: int) -> sampling.Generation:
+        """A text to be; only the answer heeds the user's stop strings."""
+        is_answer = stream == len(self._context.segments)
+        how = self._options.sampling if is_answer else replace(self._options.sampling, stop=())
+        tokenizer = self._context.loaded.tokenizer
+        return sampling.Generation(tokenizer, how, self._stop_tokens, limit, stream)
+
+    def _adopt(self, sequence: int) -> int:
+        """Remember a branch, so that it is dropped however the read ends."""
+        self._branches.add(sequence)
+        return sequence
+
+    def _drop(self, sequence: int) -> None:
+        self._branches.remove(sequence)
+        self._context.pool.drop(sequence)
+
+    def _progress(self, phase: Phase) -> Progress:
+        """Tokens in the cache, at the rate since the question was asked."""
+        read, total = self._context.read, self._context.total
+        done = self._usage.document_tokens
+        rate = done / (time.perf_counter() - self._begun) if done else None
+        left = (total - read) / rate if rate else None
+        return Progress(read, total, rate, left, phase)
+
+
+def _is_usable(margin: Margin) -> bool:
+    whole = margin.finish_reason in ("stop", "length")
+    return whole and margin.verdict != "discard" and bool(margin.text.strip())
