@@ -6,7 +6,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from postil.margins import prompts
 
 VOCABULARY = 97
 
@@ -50,9 +53,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @cache
-def tiny_network(name: str) -> Any:
+def tiny_network(name: str, vocabulary: int = VOCABULARY, window: int = 512) -> Any:
     """A tiny float32 model in evaluation mode; the same weights every time."""
-    config = AutoConfig.for_model(name.split("-")[0], **(_COMMON | CONFIGS[name]))
+    sizes = {"vocab_size": vocabulary, "max_position_embeddings": window}
+    config = AutoConfig.for_model(name.split("-")[0], **(_COMMON | CONFIGS[name] | sizes))
     torch.manual_seed(0)
     network = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -60,6 +64,36 @@ def tiny_network(name: str) -> Any:
             if parameter.dim() > 1:
                 parameter.normal_(std=0.3)
     return network
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@cache
+def tiny_tokenizer(vocabulary: int = 512) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer that knows the words of our own prompts."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=["<pad>", "<s>", "<|im_end|>", "<|im_start|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    words = prompts.EXTRACT, prompts.CLASSIFY, prompts.ANSWER, prompts.ANSWER_FROM_NOTES
+    tokenizer.train_from_iterator(["YES NO user assistant", *words], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        bos_token="<s>",
+        pad_token="<pad>",
+        extra_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+    )
 
 
 @torch.inference_mode()

@@ -217,8 +217,10 @@ class Reader:
         judged = len(prompts.classify(self._question, "")) + longest
         extracted = len(self._extract) + longest
         condensed = len(self._condense([])) + note + longest
-        answered = len(prompts.answer(self._question, [])) + options.answer_tokens
-        from_notes = len(prompts.answer_from_notes(self._question, [])) + options.answer_tokens
+        plain = self._strategy == "plain"
+        listed = [] if plain else ["-"]
+        answered = len(prompts.answer(self._question, listed)) + options.answer_tokens
+        from_notes = len(prompts.answer_from_notes(self._question, listed)) + options.answer_tokens
         needed = max(judged, extracted, condensed, answered, from_notes + note)
         if needed > window:
             raise ContextOverflow(
@@ -226,7 +228,6 @@ class Reader:
                 f"window has {window:,}: ask a shorter question, or for shorter margins or a "
                 "shorter answer."
             )
-        plain = self._strategy == "plain"
         after_document = answered if plain else answered + note
         notes = min(note * len(context.segments), window)
         context.reserve(
@@ -360,12 +361,10 @@ class Reader:
         return self._prompts.condense(self._question, [note.text for note in notes])
 
     def _tokens_of(self, notes: list[_Note]) -> int:
-        if not notes:
-            return 0
-        return (
-            sum(len(self._prompts.encode(note.text)) + LISTING_TOKENS for note in notes)
-            + LISTING_TOKENS
-        )
+        """What notes add to an answer prompt."""
+        texts = [note.text for note in notes]
+        build = self._prompts.answer
+        return len(build(self._question, texts)) - len(build(self._question, []))
 
     # One forward
 
