@@ -116,9 +116,9 @@ def test_packing_changes_nothing(temperature: float) -> None:
     options = Options("margins", 12, 15, Sampling(temperature, 0.9, seed=3))
     loaded = make_loaded()
     one_by_one, _ = ask(
-        *make_context(loaded), Policy(slice_tokens=11, first=1, together=1), options
+        *make_context(loaded), Policy(slice_tokens=11, beside=0, together=1), options
     )
-    for policy in (Policy(), Policy(slice_tokens=500, first=5), Policy(7, first=2, together=3)):
+    for policy in (Policy(), Policy(beside=1), Policy(7, beside=20, together=3)):
         packed, _ = ask(*make_context(loaded), policy, options)
         assert written(packed) == written(one_by_one)
         assert packed.text == one_by_one.text
@@ -127,8 +127,8 @@ def test_packing_changes_nothing(temperature: float) -> None:
 
 def test_margins_that_are_written_together_share_forwards() -> None:
     loaded = make_loaded()
-    one_by_one, _ = ask(*make_context(loaded), Policy(together=1))
-    packed, _ = ask(*make_context(loaded), Policy(first=5, together=5))
+    one_by_one, _ = ask(*make_context(loaded), Policy(beside=0, together=1))
+    packed, _ = ask(*make_context(loaded), Policy(beside=500))
     assert packed.usage.forwards < one_by_one.usage.forwards / 2
 
 
@@ -162,7 +162,7 @@ def test_a_second_question_reads_nothing_again() -> None:
 
 
 def test_events_come_in_order() -> None:
-    answer, events = ask(*make_context(make_loaded()), Policy(slice_tokens=20, first=2, together=3))
+    answer, events = ask(*make_context(make_loaded()), Policy(slice_tokens=20, beside=9, together=3))
     for margin in answer.margins:
         mine = [e for e in events if getattr(e, "margin", None) is margin]
         assert isinstance(mine[0], MarginStarted)
@@ -195,7 +195,7 @@ def test_the_user_decides_which_margins_count(monkeypatch: pytest.MonkeyPatch) -
 def test_answer_now_reads_no_further() -> None:
     loaded = make_loaded()
     context, prompts = make_context(loaded)
-    reader = Reader(context, prompts, QUESTION, OPTIONS, Policy(slice_tokens=20))
+    reader = Reader(context, prompts, QUESTION, OPTIONS, Policy(slice_tokens=20, beside=2))
     for event in reader.events():
         if isinstance(event, MarginWritten):
             reader.answer_now()
@@ -231,7 +231,7 @@ def test_half_a_margin_does_not_count_when_answering_now() -> None:
 def test_cancel_stops_before_the_next_forward(kind: type[Event]) -> None:
     loaded = make_loaded()
     context, prompts = make_context(loaded)
-    reader = Reader(context, prompts, QUESTION, OPTIONS, Policy(slice_tokens=20))
+    reader = Reader(context, prompts, QUESTION, OPTIONS, Policy(slice_tokens=20, beside=2))
     cancelled_at = None
     for event in reader.events():
         if cancelled_at is None and isinstance(event, kind):

@@ -37,7 +37,8 @@ def attend(
 
     Args:
         query: (1, heads, rows, key_dim).
-        key, value: the whole layer of the pool, (1, kv_heads, cells, head_dim).
+        key: the whole layer of the pool, (1, kv_heads, cells, key_dim).
+        value: likewise, (1, kv_heads, cells, value_dim).
         attention_mask: always `None`, since transformers makes no masks for our name.
         visibility: the groups of this batch; their masks hide what a row must not see.
 

@@ -69,7 +69,8 @@ class Pool:
         capacity: the number of cells.
         boundary: branches take cells below it, roots from it on; either spills over when its
             part is full.
-        dtype, device: of the keys and values. The table itself stays on the CPU.
+        dtype: of the keys and values.
+        device: of the keys and values; the table itself stays on the CPU.
 
     Attributes:
         keys, values: one tensor a layer, (kv_heads, cells, head_dim).

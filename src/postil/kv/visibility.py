@@ -28,14 +28,15 @@ class Group:
     Attributes:
         rows: of the batch.
         cells: of the pool.
-        seen: (rows, cells) bool, what each row sees where there is no window.
-        distance: (rows, cells) int32, how far before the row's position each cell's is.
+        members: for each sequence its rows and the spans of the range that it sees. The rows are
+            the last tokens of the sequence.
+        position: (cells,) int32, of each cell's token.
     """
 
     rows: slice
     cells: slice
-    seen: torch.Tensor
-    distance: torch.Tensor
+    members: list[tuple[int, list[tuple[int, int]]]]
+    position: torch.Tensor
     dtype: torch.dtype
     device: torch.device
     _masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
@@ -52,13 +53,30 @@ class Group:
         """
         key = (window, repeat)
         if key not in self._masks:
-            if repeat > 1:
-                self._masks[key] = self.mask(window).repeat(repeat, 1)
-            else:
-                seen = self.seen if window is None else self.seen & (self.distance < window)
-                mask = torch.zeros(seen.shape, dtype=self.dtype)
-                self._masks[key] = mask.masked_fill_(~seen, float("-inf")).to(self.device)
+            mask = self._build(window)
+            self._masks[key] = (mask if repeat == 1 else mask.repeat(repeat, 1)).to(self.device)
         return self._masks[key]
+
+    def _build(self, window: int | None) -> torch.Tensor:
+        """(rows, cells). Long slices make this the largest tensor of a forward: no copies of it."""
+        rows = self.rows.stop - self.rows.start
+        mask = torch.full((rows, len(self.position)), float("-inf"), dtype=self.dtype)
+        at = 0
+        for count, spans in self.members:
+            mine = mask[at : at + count]
+            length = sum(end - start for start, end in spans)
+            own = torch.arange(length - count, length, dtype=torch.int32)[:, None]  # positions
+            for start, end in spans:
+                position = self.position[start:end]
+                seen = mine[:, start:end]
+                seen.zero_()
+                # Only a sequence's last cells can come after one of its rows.
+                late = int((position < length - count).sum())
+                seen[:, late:].masked_fill_(position[late:] > own, float("-inf"))
+                if window is not None:
+                    seen.masked_fill_(own - position >= window, float("-inf"))
+            at += count
+        return mask
 
 
 def visibility(pool: Pool, batch: Sequence[tuple[int, int]]) -> list[Group]:
@@ -76,25 +94,15 @@ def visibility(pool: Pool, batch: Sequence[tuple[int, int]]) -> list[Group]:
     return groups
 
 
-def _group(pool: Pool, start: int, members: list[tuple[int, int]]) -> Group:
-    spans = {sequence: pool.spans(sequence) for sequence, _ in members}
-    low = min(s for every in spans.values() for s, e in every if s < e)
-    high = max(e for every in spans.values() for s, e in every if s < e)
-    position = pool.position[low:high]  # (cells,)
-    seen, distance = [], []
-    for sequence, rows in members:
-        visible = torch.zeros(high - low, dtype=torch.bool)
-        for first, end in spans[sequence]:
-            visible[first - low : end - low] = True
-        length = pool.length(sequence)
-        at = torch.arange(length - rows, length, dtype=torch.int32)  # (rows,)
-        distance.append(at[:, None] - position)  # (rows, cells)
-        seen.append(visible & (distance[-1] >= 0))
+def _group(pool: Pool, start: int, batch: list[tuple[int, int]]) -> Group:
+    seen = [(rows, [s for s in pool.spans(sequence) if s[0] < s[1]]) for sequence, rows in batch]
+    low = min(s for _, spans in seen for s, _ in spans)
+    high = max(e for _, spans in seen for _, e in spans)
     return Group(
-        rows=slice(start, start + sum(rows for _, rows in members)),
+        rows=slice(start, start + sum(rows for _, rows in batch)),
         cells=slice(low, high),
-        seen=torch.cat(seen),
-        distance=torch.cat(distance),
+        members=[(rows, [(s - low, e - low) for s, e in spans]) for rows, spans in seen],
+        position=pool.position[low:high],
         dtype=pool.dtype,
         device=pool.device,
     )

@@ -12,8 +12,8 @@ def relevance(logits: torch.Tensor, yes: Sequence[int], no: Sequence[int]) -> fl
 
     Args:
         logits: (vocabulary,) float32, after the classification prompt.
-        yes, no: first tokens of either verdict, in their spellings. A token that begins both
-            says nothing and is left out.
+        yes: first tokens of one verdict, in its spellings.
+        no: likewise. A token that begins both says nothing and is left out.
     """
     both = set(yes) & set(no)
     score = torch.stack(

@@ -53,7 +53,8 @@ class Options:
     Attributes:
         strategy: `margins`; `plain` (the whole document, then the question); or `auto`: `plain`
             for a document of one segment, where margins do not pay, else `margins`.
-        margin_tokens, answer_tokens: the most of each.
+        margin_tokens: the most tokens of each margin.
+        answer_tokens: the most tokens of the answer.
         sampling: of margins and answer; its stop strings hold for the answer alone.
     """
 
@@ -176,7 +177,7 @@ class Reader:
         """Stop before the next forward."""
         self._cancelled = True
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Generator[Event]:
         """Do the work. The last event is `Done`; what was read stays read, whatever happens."""
         pool, engine = self._context.pool, self._engine
         pool.peak_used = pool.used
@@ -264,12 +265,11 @@ class Reader:
             yield from self._forward([*self._judging], "margins")
 
     def _state(self) -> State:
-        context, started = self._context, len(self.margins)
+        context = self._context
         return State(
             unread=context.total - context.read,
-            waiting=context.segments_read() - started if self._strategy == "margins" else 0,
+            waiting=context.segments_read() - len(self.margins) if self._strategy == "margins" else 0,
             writing=len(self._writing),
-            started=started,
         )
 
     def _start_margin(self) -> Margin:

@@ -100,7 +100,8 @@ class Notebook:
             question: what to answer.
             strategy: `margins`; `plain` (the whole document, then the question); or `auto`:
                 `plain` for a document of one segment, where margins do not pay, else `margins`.
-            margin_tokens, answer_tokens: the most tokens of each margin and of the answer.
+            margin_tokens: the most tokens of each margin.
+            answer_tokens: the most tokens of the answer.
             temperature: 0 is greedy.
             top_p: sample from the fewest tokens whose probabilities reach this sum.
             seed: the same seed gives the same text.
