@@ -11,6 +11,7 @@ question after each one: a margin. The margins then stand right before the quest
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("postil")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'postil' has no attribute {name!r}")
     return getattr(import_module(_MODULE_OF[name]), name)

@@ -59,7 +59,7 @@ class Group:
         return len(self.position) - (rows - row if self.is_slice else 0)
 
     def scratch(self, *shape: int) -> torch.Tensor:
-        """Float32 for scores, the same memory in every layer: fresh memory costs as much as they."""
+        """Float32 for scores; one piece of memory for all layers, since fresh memory is slow."""
         size = math.prod(shape)
         if self._scratch is None or len(self._scratch) < size:
             self._scratch = torch.empty(size, dtype=torch.float32, device=self.device)
