@@ -18,10 +18,10 @@ Two rules keep the runs few and what a forward must read short:
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from postil.errors import ContextOverflow
@@ -108,9 +108,10 @@ class Pool:
         shape = (heads, cells, width)
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        # numpy's zeros are promised by the system and become memory only as cells are written.
-        size = math.prod(shape) * self.dtype.itemsize
-        return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(self.dtype).view(shape)
+        # The system promises anonymous memory at once, as zeros, and gives it page by page as
+        # cells are written; it has all of it back as soon as the pool is gone.
+        memory = mmap.mmap(-1, math.prod(shape) * self.dtype.itemsize)
+        return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
     def grow(self, cells: int) -> None:
         """Add free cells at the end. Copies the pool, a layer at a time: not for hot paths."""

@@ -9,7 +9,6 @@ group reads one range of cells; a mask hides those in the range that a row must 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -41,29 +40,6 @@ class Group:
     dtype: torch.dtype
     device: torch.device
     _masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
-    _scratch: torch.Tensor | None = None
-
-    @property
-    def is_slice(self) -> bool:
-        """Whether the range is one sequence's, in order: each row sees what the last one did."""
-        return len(self.members) == 1 and len(self.members[0][1]) == 1
-
-    @property
-    def hidden_from(self) -> int:
-        """Cells of the range before this one are seen by every row (where there is no window)."""
-        return len(self.position) - self.members[0][0] + 1 if self.is_slice else 0
-
-    def seen_until(self, row: int) -> int:
-        """Cells of the range from this one on are seen by none of the rows before `row`."""
-        rows = self.rows.stop - self.rows.start
-        return len(self.position) - (rows - row if self.is_slice else 0)
-
-    def scratch(self, *shape: int) -> torch.Tensor:
-        """Float32 for scores; one piece of memory for all layers, since fresh memory is slow."""
-        size = math.prod(shape)
-        if self._scratch is None or len(self._scratch) < size:
-            self._scratch = torch.empty(size, dtype=torch.float32, device=self.device)
-        return self._scratch[:size].view(shape)
 
     def mask(self, window: int | None, repeat: int = 1) -> torch.Tensor:
         """What is added to the scores: 0 where a row sees a cell, else -inf.

@@ -23,7 +23,7 @@ class Policy:
     """
 
     slice_tokens: int = 512
-    beside: int = 128
+    beside: int = 256
     together: int = 8
 
 
