@@ -89,6 +89,9 @@ def _say(line: str) -> None:
 
 
 def _sentence(text: str) -> str:
-    """One line with a capital at its beginning and a full stop at its end."""
-    line = " ".join(text.split())
-    return line[:1].upper() + line[1:] + ("" if line.endswith((".", "!", "?")) else ".")
+    """One line with a full stop, and a capital unless it begins with a name."""
+    words = text.split()
+    if words and words[0].isalpha():
+        words[0] = words[0][:1].upper() + words[0][1:]
+    line = " ".join(words)
+    return line if line.endswith((".", "!", "?")) else line + "."

@@ -30,6 +30,8 @@ from postil.notebook.notebook import Stream
 
 HINT = "d discard the last margin · k keep it · a answer now · Ctrl-C stop"
 SECONDS_BETWEEN_LINES = 5.0
+# What a model writes may hold control characters, and a terminal obeys them.
+CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
 
 class View:
@@ -77,7 +79,8 @@ class View:
                             live.stop()
                             live = None
                         if echo_answer:
-                            text = event.text if begun else event.text.lstrip()
+                            text = event.text.translate(CONTROL)
+                            text = text if begun else text.lstrip()
                             begun = begun or bool(text)
                             sys.stdout.write(text)
                             sys.stdout.flush()
@@ -118,7 +121,7 @@ class View:
         lines: list[RenderableType] = []
         for margin in self._writing:
             line = Text(f"{self._place(margin.segment)}  ", style="dim")
-            text = " ".join(margin.text.split())
+            text = _one_line(margin.text)
             room = max(10, width - len(line) - 1)
             line.append(text[-room:], style="default")
             lines.append(line)
@@ -137,7 +140,7 @@ class View:
         """A written margin: where it stands, the verdict, the text."""
         place = self._place(margin.segment)
         verdict, style = _verdict(margin)
-        text = " ".join(margin.text.split()) or "(nothing)"
+        text = _one_line(margin.text) or "(nothing)"
         return Text.assemble(
             (f"{place}  ", "bold" if margin.kept else "dim"),
             (f"{verdict}  ", style),
@@ -175,6 +178,10 @@ class View:
         if answer.finish_reason == "length":
             parts.append("cut short: --answer-tokens allows a longer answer")
         self._console.print(Text(" · ".join(parts), style="dim"))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).translate(CONTROL)
 
 
 def _verdict(margin: Margin) -> tuple[str, str]:
