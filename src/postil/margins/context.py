@@ -15,7 +15,7 @@ from postil.margins.events import Segment
 
 # Kept free at the end of each window of a long document, for questions that are asked later.
 RESERVE_TOKENS = 1024
-# A slice of the document may be this much longer than asked for, to end where a segment does.
+# A slice may be this much longer than asked for if it is a window's last: no crumbs.
 STRETCH = 1.25
 
 
@@ -189,16 +189,12 @@ class Context:
         return window.sequence, window.ends[index - window.segments.start]
 
     def next_slice(self, limit: int) -> tuple[int, list[int], int]:
-        """What is read next: the sequence, about `limit` tokens for it, how many are document.
-
-        It ends with a segment if it can, so that the segment's margin need not wait.
-        """
+        """What is read next: the sequence, about `limit` tokens for it, how many are document."""
         for window in self.windows:
             at = self.pool.length(window.sequence)
             if at < len(window.tokens):
-                reachable = [end for end in window.ends if at < end <= at + limit * STRETCH]
-                end = max(reachable, default=at + limit)
-                tokens = window.tokens[at:end]
+                is_last = len(window.tokens) - at <= limit * STRETCH
+                tokens = window.tokens[at:] if is_last else window.tokens[at : at + limit]
                 still_opening = max(0, len(self._opening) - at)
                 return window.sequence, tokens, max(0, len(tokens) - still_opening)
         raise ValueError("everything has been read")

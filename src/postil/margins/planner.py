@@ -16,9 +16,10 @@ class Policy:
     """How a read is scheduled. None of it changes what is read or written.
 
     Attributes:
-        slice_tokens: document tokens in a forward that does nothing else.
-        beside: document tokens in a forward that also writes margins. Fewer let margins appear
-            earlier, more make the whole read take fewer forwards.
+        slice_tokens: tokens in a forward that only reads.
+        beside: tokens in a forward that also writes margins; the document gets those that the
+            margins leave. Fewer let margins appear earlier, more make the whole read take fewer
+            forwards.
         together: the most margins that are written at once.
     """
 
@@ -35,11 +36,15 @@ class State:
         unread: document tokens that are not in the cache yet.
         waiting: segments that have been read and whose margin has not been started.
         writing: margins that are being written.
+        under_way: tokens that these and the verdicts take in the next forward.
+        prompt_tokens: tokens that a margin takes when it is started.
     """
 
     unread: int
     waiting: int
     writing: int
+    under_way: int
+    prompt_tokens: int
 
 
 @dataclass(frozen=True)
@@ -58,5 +63,9 @@ class Work:
 def plan(state: State, policy: Policy) -> Work:
     """The next forward's work."""
     start = min(state.waiting, policy.together - state.writing)
-    read = policy.beside if state.writing + start else policy.slice_tokens
-    return Work(start, read if state.unread else 0)
+    if not state.unread:
+        return Work(start, read=0)
+    if not state.writing + start:
+        return Work(start, read=policy.slice_tokens)
+    taken = state.under_way + start * state.prompt_tokens
+    return Work(start, read=max(0, policy.beside - taken))

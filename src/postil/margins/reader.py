@@ -268,8 +268,12 @@ class Reader:
         context = self._context
         return State(
             unread=context.total - context.read,
-            waiting=context.segments_read() - len(self.margins) if self._strategy == "margins" else 0,
+            waiting=context.segments_read() - len(self.margins)
+            if self._strategy == "margins"
+            else 0,
             writing=len(self._writing),
+            under_way=sum(len(work.tokens) for work in (*self._writing, *self._judging)),
+            prompt_tokens=len(self._extract),
         )
 
     def _start_margin(self) -> Margin:
