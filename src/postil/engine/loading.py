@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, Cache
-from transformers.utils import logging as transformers_logging
+from safetensors import SafetensorError
 
-from postil.engine import attention, hub
-from postil.errors import ModelNotFound, UnsupportedModel
+from postil.engine import attention, converted, hub
+from postil.errors import UnsupportedModel
 from postil.kv.pool import LayerShape, Pool
 from postil.kv.visibility import visibility
 
@@ -82,27 +85,52 @@ def load(
     number = _dtype(dtype, where)
     if threads is not None:
         torch.set_num_threads(threads)
-    source = hub.resolve(None if name is None else str(name))
-    options: dict[str, Any] = {} if source.gguf_file is None else {"gguf_file": source.gguf_file}
-    if not transformers_logging.is_progress_bar_enabled() or source.gguf_file is not None:
-        transformers_logging.disable_progress_bar()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source.path_or_id, **options)
-        # Releases that know `GgufConfig` keep the file's quantization unless they are told not to.
-        if source.gguf_file is not None and hasattr(transformers, "GgufConfig"):
-            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        network = AutoModelForCausalLM.from_pretrained(
-            source.path_or_id, dtype=number, attn_implementation=attention.NAME, **options
+    source = hub.pull(None if name is None else str(name))
+
+    def read(folder: str | Path, options: dict[str, str]) -> Loaded:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+        # Releases that know `GgufConfig` keep a GGUF's quantization unless they are told not to.
+        if options and hasattr(transformers, "GgufConfig"):
+            unpacked = {"quantization_config": transformers.GgufConfig(dequantize=True)}
+        else:
+            unpacked = {}
+        network = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=number, attn_implementation=attention.NAME, **options, **unpacked
         )
-        network = network.eval().to(where)
+        return prepare(source.name, network.eval().to(where), tokenizer)
+
+    try:
+        with _without_bars():
+            if source.gguf_file is None:
+                return read(source.path_or_id, {})
+            return converted.load(Path(source.path_or_id, source.gguf_file), number, read)
     except torch.OutOfMemoryError as error:
         raise UnsupportedModel(
             f"{source.name} does not fit into the memory of {where}: choose a smaller model, "
             "--dtype bfloat16 or --device cpu"
         ) from error
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise hub.explain_hub_error(source.name, error) from error
-    return prepare(source.name, network, tokenizer)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Without transformers' progress bars, which would cut into a display of ours."""
+    shown = transformers.logging.is_progress_bar_enabled()
+    unpacking: Any = None
+    with suppress(ImportError):
+        unpacking = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    bar = getattr(unpacking, "tqdm", None)  # of unpacking a GGUF; it obeys no switch
+    transformers.logging.disable_progress_bar()
+    if bar is not None:
+        unpacking.tqdm = lambda tensors, **_: tensors
+    try:
+        yield
+    finally:
+        if bar is not None:
+            unpacking.tqdm = bar
+        if shown:
+            transformers.logging.enable_progress_bar()
 
 
 def prepare(name: str, network: Any, tokenizer: Any) -> Loaded:
@@ -137,7 +165,7 @@ def prepare(name: str, network: Any, tokenizer: Any) -> Loaded:
     )
 
 
-class _Recorder(Cache):
+class _Recorder(transformers.Cache):
     """A cache that only notes the shapes of what it is given."""
 
     def __init__(self) -> None:
@@ -145,7 +173,12 @@ class _Recorder(Cache):
         self.shapes: dict[int, LayerShape] = {}
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         heads, key_dim, value_dim = key_states.shape[1], key_states.shape[3], value_states.shape[3]
         self.shapes[layer_idx] = LayerShape(heads, key_dim, value_dim)
