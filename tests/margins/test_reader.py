@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -61,6 +62,19 @@ def ask(
 
 def written(answer: Answer) -> list[tuple[str, bool, str | None]]:
     return [(margin.text, margin.kept, margin.finish_reason) for margin in answer.margins]
+
+
+def overheard(prompts: Prompts, name: str, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The notes that a prompt is built from, as it happens."""
+    heard: list[list[str]] = []
+    build = getattr(prompts, name)
+
+    def listen(question: str, notes: Sequence[str]) -> list[int]:
+        heard.append(list(notes))
+        return build(question, notes)
+
+    monkeypatch.setattr(prompts, name, listen)
+    return heard
 
 
 class Plainly:
@@ -162,7 +176,9 @@ def test_a_second_question_reads_nothing_again() -> None:
 
 
 def test_events_come_in_order() -> None:
-    answer, events = ask(*make_context(make_loaded()), Policy(slice_tokens=20, beside=9, together=3))
+    answer, events = ask(
+        *make_context(make_loaded()), Policy(slice_tokens=20, beside=9, together=3)
+    )
     for margin in answer.margins:
         mine = [e for e in events if getattr(e, "margin", None) is margin]
         assert isinstance(mine[0], MarginStarted)
@@ -179,9 +195,7 @@ def test_events_come_in_order() -> None:
 
 def test_the_user_decides_which_margins_count(monkeypatch: pytest.MonkeyPatch) -> None:
     context, prompts = make_context(make_loaded())
-    asked: list[list[str]] = []
-    build = prompts.answer
-    monkeypatch.setattr(prompts, "answer", lambda q, notes: asked.append(notes) or build(q, notes))
+    asked = overheard(prompts, "answer", monkeypatch)
     reader = Reader(context, prompts, QUESTION, OPTIONS)
     for event in reader.events():
         if isinstance(event, MarginWritten):
@@ -282,11 +296,8 @@ def long_context(loaded: Any) -> tuple[Context, Prompts]:
 def test_a_long_document_is_read_window_by_window(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = make_loaded(window=300)
     context, prompts = long_context(loaded)
-    asked: list[list[str]] = []
     build = prompts.answer_from_notes
-    monkeypatch.setattr(
-        prompts, "answer_from_notes", lambda q, notes: asked.append(notes) or build(q, notes)
-    )
+    asked = overheard(prompts, "answer_from_notes", monkeypatch)
     answer, _ = ask(context, prompts)
     assert len(context.windows) > 1
     assert [i for w in context.windows for i in w.segments] == list(range(20))
@@ -309,13 +320,11 @@ def test_a_long_document_is_read_window_by_window(monkeypatch: pytest.MonkeyPatc
     assert (written(again), again.text) == (written(answer), answer.text)
 
 
-def test_margins_of_margins_are_written_until_they_fit() -> None:
+def test_margins_of_margins_are_written_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = make_loaded(window=300)
     context, prompts = long_context(loaded)
     reader = Reader(context, prompts, QUESTION, OPTIONS, Policy())
-    condensed: list[list[str]] = []
-    build = prompts.condense
-    prompts.condense = lambda q, notes: condensed.append(notes) or build(q, notes)  # type: ignore[method-assign]
+    condensed = overheard(prompts, "condense", monkeypatch)
     for event in reader.events():
         if isinstance(event, MarginWritten):
             event.margin.keep()

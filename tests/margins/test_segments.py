@@ -170,7 +170,9 @@ def test_the_tokenizer_is_left_as_it_was() -> None:
     tokenizer.backend_tokenizer.enable_truncation(4)
     document = Document("d", prose(60))
     assert split([document], tokenizer, 40) == split([document], words(), 40)
-    assert tokenizer.backend_tokenizer.truncation["max_length"] == 4
+    truncation = tokenizer.backend_tokenizer.truncation
+    assert truncation is not None
+    assert truncation["max_length"] == 4
 
 
 def test_a_long_text_takes_little_more_than_tokenizing_it() -> None:

@@ -266,13 +266,14 @@ class Reader:
 
     def _state(self) -> State:
         context = self._context
+        under_way: list[_Writing | _Judging] = [*self._writing, *self._judging]
         return State(
             unread=context.total - context.read,
             waiting=context.segments_read() - len(self.margins)
             if self._strategy == "margins"
             else 0,
             writing=len(self._writing),
-            under_way=sum(len(work.tokens) for work in (*self._writing, *self._judging)),
+            under_way=sum(len(item.tokens) for item in under_way),
             prompt_tokens=len(self._extract),
         )
 
