@@ -284,7 +284,7 @@ def test_an_interrupted_fetch_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     address, answers, _ = server
-    content = os.urandom(400_000)
+    content = os.urandom(8_000_000)  # pip writes by the megabyte
     page = f'<a href="/{WHEEL}">{WHEEL}</a>'.encode()
     answers["/simple/postil-tiny-model/"] = 200, {"Content-Type": "text/html"}, page
     answers[f"/{WHEEL}"] = 200, {}, offer(user / "index", content).read_bytes()
@@ -293,7 +293,7 @@ def test_an_interrupted_fetch_leaves_nothing(
     script = (
         "from postil.engine import embedded, hub\n"
         "embedded.EMBEDDED = embedded.Embedded(\n"
-        f"    'postil-tiny-model==1.0', 'tiny.gguf', 400_000, {sha256!r}, 400_000)\n"
+        f"    'postil-tiny-model==1.0', 'tiny.gguf', 8_000_000, {sha256!r}, 8_000_000)\n"
         "try:\n"
         "    hub.resolve(None)\n"
         "except KeyboardInterrupt:\n"
