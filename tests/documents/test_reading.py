@@ -37,7 +37,8 @@ def pdf(*pages: list[str], password: str | None = None) -> bytes:
 
 def epub(chapters: dict[str, str], spine: list[str], **more: str) -> bytes:
     items = "".join(
-        f'<item id="i{n}" href="{path}" media-type="application/xhtml+xml"/>'
+        f'<item id="i{n}" href="{path}" media-type="'
+        f'{"image/jpeg" if path.endswith(".jpg") else "application/xhtml+xml"}"/>'
         for n, path in enumerate(chapters)
     )
     order = "".join(f'<itemref idref="i{list(chapters).index(path)}"/>' for path in spine)
@@ -190,6 +191,21 @@ def test_one_accent_in_an_old_character_set() -> None:
     assert read_document(b"We met in a small caf\xe9 by the river.").text.split()[5] == "café"
 
 
+@pytest.mark.parametrize("damage", [b"\xff", b"\xc3", b"\xe2\x82"])
+def test_a_damaged_character_does_not_spoil_the_others(damage: bytes) -> None:
+    text = "Größere Flüsse führen auch im Sommer genügend Wasser für die Mühlen am Ufer. " * 5
+    data = text.encode()
+    for whole, broken in ((data, data + damage), (data + b"!", data + damage + b"!")):
+        expected = whole.decode().replace(text, text + "\ufffd", 1)
+        assert read_document(broken).text == expected
+
+
+def test_a_byte_order_mark_is_no_text() -> None:
+    for encoding in ("utf-8-sig", "utf-16", "utf-32"):
+        assert read_document("a b".encode(encoding)).text == "a b"
+    assert read_document("\ufeffa b").text == "a b"
+
+
 def test_lines_end_in_newlines() -> None:
     assert read_document(b"a\r\nb\rc\n").text == "a\nb\nc\n"
     assert read_document("a\r\nb").text == "a\nb"
@@ -204,7 +220,7 @@ def test_binary_rubbish_is_refused(data: bytes) -> None:
     assert "cannot" not in message(data) and "decoded" in message(data, name="a.bin")
 
 
-@pytest.mark.parametrize("source", ["", " \n\t ", b"", b"\xef\xbb\xbf", b"\r\n"])
+@pytest.mark.parametrize("source", ["", " \n\t ", "\ufeff", b"", b"\xef\xbb\xbf", b"\r\n"])
 def test_nothing_to_read(source: str | bytes) -> None:
     assert "has no text" in message(source)
 
@@ -250,8 +266,12 @@ def test_nothing_is_lost_in_long_or_deep_html() -> None:
     assert read_document(deep.encode()).text.split() == ["deep", "end"]
 
 
-def test_html_without_text() -> None:
-    assert "has no text" in message(b"<html><script>x</script></html>")
+@pytest.mark.parametrize(
+    "data",
+    [b"<html><script>x</script></html>", b"<!-- nothing -->", b"<?xml version='1.0'?>", b" "],
+)
+def test_html_without_text(data: bytes) -> None:
+    assert "has no text" in message(data, name="page.html")
 
 
 # PDF
@@ -293,6 +313,7 @@ def test_an_encrypted_pdf_needs_its_password_removed() -> None:
 
 def test_a_pdf_is_told_by_content_not_by_name() -> None:
     assert read_document(pdf(*PAGES), name="download").page_starts
+    assert read_document(b"\r\n" + pdf(*PAGES)).page_starts
 
 
 # DOCX
@@ -345,6 +366,24 @@ def test_epub_in_the_order_of_its_spine(tmp_path: Path) -> None:
     ]
 
 
+def test_epub_with_pictures_and_nothing_in_its_spine() -> None:
+    data = epub(CHAPTERS | {"cover.jpg": "\0\1"}, ["cover.jpg", "one.xhtml"])
+    assert read_document(data).text.startswith("Chapter one")
+    data = epub(CHAPTERS | {"empty.xhtml": ""}, ["empty.xhtml", "one.xhtml"])
+    assert "Chapter one" in read_document(data).text
+
+
+def test_an_encrypted_epub() -> None:
+    def encrypted(path: str) -> str:
+        return f'<encryption><CipherReference URI="{path}"/></encryption>'
+
+    def book(path: str) -> bytes:
+        return epub(CHAPTERS, ["one.xhtml"], **{"META-INF/encryption.xml": encrypted(path)})
+
+    assert "Chapter one" in read_document(book("OEBPS/font.otf")).text
+    assert "is encrypted" in message(book("OEBPS/one.xhtml"))
+
+
 def test_epub_with_a_chapter_missing() -> None:
     data = epub(CHAPTERS, ["one.xhtml"]).replace(b"one.xhtml", b"two.xhtml", 1)
     assert "a.epub" in message(data, name="a.epub")
@@ -354,6 +393,10 @@ def test_an_archive_that_would_fill_the_memory(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(formats, "MOST_BYTES_OF_MARKUP", 2**20)
     data = epub({"one.xhtml": "word " * 250_000}, ["one.xhtml"])
     assert "more than 1 MiB" in message(data)
+
+
+def test_rich_text_is_refused() -> None:
+    assert "is an RTF file" in message(rb"{\rtf1\ansi Hello.}", name="letter.rtf")
 
 
 def test_another_kind_of_archive() -> None:

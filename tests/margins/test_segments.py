@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 from functools import cache
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from postil.documents import Document
@@ -87,6 +86,8 @@ texts = st.one_of(st.text(), st.lists(blank_or_word | st.text(max_size=5)).map("
 @example(["word" + "\n" * 300 + "word"], 5, True)
 @example([" " * 99], 3, True)
 @example(["a\n\n\n\nb\n\nc\n\n\n\n" * 9], 4, False)
+@example(["word " * 200], 1, False)  # more than one stretch
+@example(["é👩🏽‍🚀\n" * 60, "x" * 300], 1, True)
 def test_segments_joined_give_the_documents_back(
     contents: list[str], segment_tokens: int, bytewise: bool
 ) -> None:
@@ -175,17 +176,33 @@ def test_the_tokenizer_is_left_as_it_was() -> None:
     assert truncation["max_length"] == 4
 
 
-def test_a_long_text_takes_little_more_than_tokenizing_it() -> None:
-    # Headings between wide gaps make the splitter ask for the length of whole chapters.
-    text = "Title\n\n\n\n\n" + "".join(prose(500, seed) + "\n\n\n\n\n" for seed in range(8))
-    tokenizer = byte_level()
-    started = time.perf_counter()
-    for _ in range(3):
-        tokens_of(text, tokenizer)
-    tokenizing = time.perf_counter() - started
-    started = time.perf_counter()
-    split([Document("long", text)], tokenizer, 512)
-    assert time.perf_counter() - started < 3 * tokenizing + 1
+CHAPTERS = "Title\n\n\n\n\n" + "".join(prose(500, seed) + "\n\n\n\n\n" for seed in range(8))
+LETTERS = "".join(random.Random(0).choices("abcdefghij", k=600_000))
+
+
+# Headings between wide gaps make the splitter ask for the length of whole chapters; and it looks
+# at the whole rest of a text that has nowhere to cut for each place where it cuts.
+@pytest.mark.parametrize("text", [CHAPTERS, LETTERS], ids=["chapters", "no blanks"])
+def test_a_long_text_is_tokenized_a_few_times_at_most(text: str) -> None:
+    tokenizer, counting = byte_level(), Counting(byte_level())
+    segments = split([Document("long", text)], counting, 512)  # type: ignore[arg-type]
+    assert counting.characters < 6 * len(text)
+    check([Document("long", text)], segments, tokenizer, 512)
+
+
+class Counting:
+    """A tokenizer that counts the characters it is given."""
+
+    truncation = padding = None
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.characters = 0
+        self.backend_tokenizer = self
+        self._encode = tokenizer.backend_tokenizer.encode
+
+    def encode(self, text: str, add_special_tokens: bool) -> Encoding:
+        self.characters += len(text)
+        return self._encode(text, add_special_tokens=add_special_tokens)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def load(model: str | None, dtype: DType, device: str, threads: int | None) -> M
     from postil.engine import hub
 
     if console.is_terminal:
-        hub.resolve(model)
+        hub.pull(model)
         with console.status("Loading the model"):
             return _load(model, dtype, device, threads)
     return _load(model, dtype, device, threads)

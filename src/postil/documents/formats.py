@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 MOST_BYTES = 512 * 2**20  # of a file; many times what any model reads
 # Of the markup in an archive; its trees take some 30 times that in memory.
 MOST_BYTES_OF_MARKUP = 64 * 2**20
+# The spine of an EPUB may also name pictures, such as its cover.
+_CHAPTER_TYPES = ("application/xhtml+xml", "text/html", "text/x-oeb1-document")
 _MARKUP_SUFFIXES = (".xml", ".xhtml", ".html", ".htm", ".opf")
 
 # The longer marks come first: that of UTF-32-LE begins with that of UTF-16-LE.
@@ -73,8 +75,18 @@ def decode(data: bytes, source: str) -> str:
 
 
 def _decode_by_guess(data: bytes) -> str | None:
-    """The text in the likeliest of the older character sets, `None` if it looks like none."""
+    """The text in UTF-8 with a few damaged characters, or in the likeliest older character set.
+
+    `None` if it looks like neither.
+    """
     import charset_normalizer
+
+    text = data.decode("utf-8", "replace")
+    damaged = text.count("\ufffd")
+    not_ascii = len(text) - len(text.encode("ascii", "ignore"))
+    # In older character sets next to nothing but ASCII happens to be valid UTF-8.
+    if 10 * damaged <= not_ascii:
+        return text
 
     # Any two bytes are some character in UTF-16, so without its mark it is too ready a guess.
     guess = charset_normalizer.from_bytes(
@@ -96,15 +108,17 @@ def read_html(data: bytes, source: str) -> Document:
 def text_of_html(markup: str) -> str:
     """What a reader of the page would see, without runs of blank lines."""
     from inscriptis import Inscriptis
+    from lxml.etree import ParserError
     from lxml.html import HTMLParser, document_fromstring
 
     markup = re.sub(r"^\s*<\?xml[^>]*\?>", "", markup)  # lxml refuses a declaration in a string
-    if not markup.strip():
-        return ""
     # Without `huge_tree` libxml2 drops, in silence, text longer than 10 MB and elements nested
     # deeper than 256.
     parser = HTMLParser(huge_tree=True)
-    text = Inscriptis(document_fromstring(markup, parser=parser)).get_text()
+    try:
+        text = Inscriptis(document_fromstring(markup, parser=parser)).get_text()
+    except ParserError:  # there is no element in it
+        return ""
     lines = [line.rstrip() for line in text.split("\n")]
     return _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip("\n") + "\n"
 
@@ -158,12 +172,26 @@ def read_epub(data: bytes, source: str) -> Document:
     container = ElementTree.fromstring(archive.read("META-INF/container.xml"))
     package_path = container.findall(".//{*}rootfile")[0].attrib["full-path"]
     package = ElementTree.fromstring(archive.read(package_path))
-    href = {item.attrib["id"]: item.attrib["href"] for item in package.iterfind(".//{*}item")}
+    items = {item.attrib["id"]: item.attrib for item in package.iterfind(".//{*}item")}
+    encrypted = _encrypted_in(archive)
     chapters = []
     for reference in package.iterfind(".//{*}itemref"):
-        path = normpath(join(dirname(package_path), unquote(href[reference.attrib["idref"]])))
+        item = items[reference.attrib["idref"]]
+        if item["media-type"] not in _CHAPTER_TYPES:
+            continue
+        path = normpath(join(dirname(package_path), unquote(item["href"])))
+        if path in encrypted:
+            raise DocumentError(f"{source} is encrypted (DRM): give a copy of it that is not.")
         chapters.append(text_of_html(decode(archive.read(path), f"{source} ({path})")))
     return Document(source, "\n".join(chapters))
+
+
+def _encrypted_in(archive: zipfile.ZipFile) -> set[str]:
+    """The files of an EPUB that are encrypted; often these are only fonts."""
+    if "META-INF/encryption.xml" not in archive.namelist():
+        return set()
+    encryption = ElementTree.fromstring(archive.read("META-INF/encryption.xml"))
+    return {unquote(data.attrib["URI"]) for data in encryption.iterfind(".//{*}CipherReference")}
 
 
 def kind_of_archive(data: bytes) -> str | None:

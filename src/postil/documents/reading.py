@@ -64,7 +64,8 @@ def read_document(
         path = os.fsdecode(source)
         document = _decode(_read_bytes(path), name or path, suffix_of=path)
     else:
-        document = Document(name or "text", formats.normalise_newlines(source))
+        text = formats.normalise_newlines(source.removeprefix("\ufeff"))
+        document = Document(name or "text", text)
     if not document.text.strip():
         raise DocumentError(f"{document.source} has no text in it: give a document that has some.")
     # Half a surrogate pair is no character, and no tokenizer takes it.
@@ -118,7 +119,7 @@ def _decode(data: bytes, source: str, suffix_of: str) -> Document:
 
 def _kind(data: bytes, suffix: str, source: str) -> str:
     """What the content says it is; where it says nothing, what the name says."""
-    if data.startswith(b"%PDF-"):
+    if data[:1024].lstrip().startswith(b"%PDF-"):
         return "PDF"
     if data.startswith(b"PK\x03\x04"):
         kind = formats.kind_of_archive(data) or _KIND_OF_SUFFIX.get(suffix)
@@ -131,6 +132,8 @@ def _kind(data: bytes, suffix: str, source: str) -> str:
         raise DocumentError(
             f"{source} is an encrypted or old Office file: save it as DOCX without a password."
         )
+    if data.startswith(b"{\\rtf"):
+        raise DocumentError(f"{source} is an RTF file: save it as DOCX or as plain text.")
     if suffix in _KIND_OF_SUFFIX:
         return _KIND_OF_SUFFIX[suffix]
     # A text file may well begin with a piece of HTML, so a suffix that is not one of HTML's counts.

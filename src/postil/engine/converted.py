@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MOST_BYTES = 2 << 30  # of a copy: nobody expects a cache of many gigabytes
+
 
 def load(file: Path, dtype: torch.dtype, read: Callable[[Path, dict[str, str]], Loaded]) -> Loaded:
     """Load a GGUF file, from its copy if there is one; if not, make one for the next time.
@@ -64,6 +66,8 @@ def _digest(*parts: object) -> str:
 
 def _keep(loaded: Loaded, copy: Path) -> None:
     """Write the copy, if there is plenty of space, and remove those of what the file once was."""
+    if loaded.weight_bytes > MOST_BYTES:
+        return
     with scratch_folder(copy.parent) as scratch:
         if shutil.disk_usage(scratch).free < 2 * loaded.weight_bytes:
             return

@@ -14,10 +14,11 @@ from postil.documents import Document
 from postil.margins.events import Segment
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 Count = Callable[[str], int]
+
+STRETCH = 64  # characters for each token of a segment: with English, 16 segments at a time
 
 
 def default_segment_tokens(document_tokens: int, window: int) -> int:
@@ -54,11 +55,11 @@ def split(
     """
     if segment_tokens < 1:
         raise ValueError(f"segment_tokens is {segment_tokens}: give 1 or more.")
-    counter = _counter(tokenizer)
+    count_in = _counting(tokenizer)
     segments: list[Segment] = []
     for document in documents:
         start = 0
-        for text in _merge(_cut(document.text, counter, segment_tokens), counter, segment_tokens):
+        for text in _merge(_cut(document.text, count_in, segment_tokens), count_in, segment_tokens):
             segments.append(
                 Segment(
                     index=len(segments),
@@ -73,61 +74,48 @@ def split(
     return segments
 
 
-class _Counter:
-    """Counts the tokens of texts with any function that can."""
+def _counting(tokenizer: PreTrainedTokenizerBase | Count) -> Callable[[str], Count]:
+    """A function that makes of a text one that counts the tokens of pieces of that text.
 
-    def __init__(self, count: Count) -> None:
-        self.count = count
+    The text as a whole is counted exactly, its pieces perhaps one or two tokens off.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        encode = getattr(tokenizer, "encode", None)
+        count = tokenizer if encode is None else lambda t: len(encode(t, add_special_tokens=False))
+        return lambda text: count
+    if backend.truncation is not None or backend.padding is not None:
+        # The tokenizer is the caller's: take a copy and leave its settings alone.
+        backend = type(backend).from_str(backend.to_str())
+        backend.no_truncation()
+        backend.no_padding()
 
-    def for_parts_of(self, text: str) -> Count:
-        """A function that counts the tokens of pieces of `text`, perhaps one or two off."""
-        return self.count
-
-
-class _RustCounter(_Counter):
-    """Counts with a tokenizer that tells where in the text each token starts."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__(lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids))
-        self.tokenizer = tokenizer
-
-    def for_parts_of(self, text: str) -> Count:
-        # The splitter asks for the length of about ten pieces for each that it keeps. Tokenizing
-        # every one takes 13 s for 1 MB, looking up in the tokens of the whole text 0.2 s
-        # (SmolLM2, 512 tokens a segment, 2 cores). The splitter goes forward, so a piece is
-        # found at once when the search begins at the last one.
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+    # The splitter asks for the length of about ten pieces for each that it keeps. Tokenizing
+    # every one takes 13 s for 1 MB, looking up in the tokens of the whole text 0.2 s
+    # (SmolLM2, 512 tokens a segment, 2 cores).
+    def count_in(text: str) -> Count:
+        encoding = backend.encode(text, add_special_tokens=False)
         starts = [start for start, _ in encoding.offsets]
         last = 0
 
         def count(piece: str) -> int:
             nonlocal last
+            if piece == text:
+                return len(starts)
+            # The splitter goes forward, so a piece is found at once from where the last one was.
             at = text.find(piece, last)
             if at < 0:
-                return self.count(piece)
+                return len(backend.encode(piece, add_special_tokens=False).ids)
             last = at
             return bisect_left(starts, at + len(piece)) - bisect_left(starts, at)
 
         return count
 
-
-def _counter(tokenizer: PreTrainedTokenizerBase | Count) -> _Counter:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        if backend.truncation is not None or backend.padding is not None:
-            # The tokenizer is the caller's: take a copy and leave its settings alone.
-            backend = type(backend).from_str(backend.to_str())
-            backend.no_truncation()
-            backend.no_padding()
-        return _RustCounter(backend)
-    encode = getattr(tokenizer, "encode", None)
-    if encode is not None:
-        return _Counter(lambda text: len(encode(text, add_special_tokens=False)))
-    return _Counter(tokenizer)
+    return count_in
 
 
 def _cut(
-    text: str, counter: _Counter, limit: int, capacity: int | None = None
+    text: str, count_in: Callable[[str], Count], limit: int, capacity: int | None = None
 ) -> Iterator[tuple[str, int]]:
     """The pieces of `text` and how many tokens each has, at most `limit`.
 
@@ -136,23 +124,36 @@ def _cut(
     out too long is cut again, shorter by its excess.
     """
     capacity = limit if capacity is None else capacity
-    splitter = TextSplitter.from_callback(counter.for_parts_of(text), capacity)
-    starts = [start for start, _ in splitter.chunk_indices(text)]
-    for start, end in pairwise([0, *starts[1:], len(text)]):
-        piece = text[start:end]
-        tokens = counter.count(piece)
-        excess = tokens - limit
-        if excess <= 0:
-            if piece:
+
+    def count(whole: str) -> int:
+        return count_in(whole)(whole)
+
+    start = 0
+    while start < len(text):
+        # The splitter takes time by the square of what it cannot tell apart, such as 1 MB without
+        # a blank. So it gets a stretch at a time, and of all but the last one the last piece,
+        # which does not end by its choice, again with the next.
+        stretch = text[start : start + STRETCH * limit]
+        splitter = TextSplitter.from_callback(count_in(stretch), capacity)
+        starts = [0, *[at for at, _ in splitter.chunk_indices(stretch)][1:]]
+        if start + len(stretch) == len(text) or len(starts) == 1:
+            starts.append(len(stretch))
+        start += starts[-1]
+        for piece in (stretch[at:end] for at, end in pairwise(starts)):
+            tokens = count(piece)
+            excess = tokens - limit
+            if excess <= 0:
                 yield piece, tokens
-        elif excess < capacity:
-            yield from _cut(piece, counter, limit, capacity - excess)
-        else:  # more blanks in a row than fit one segment: nowhere to cut but between them
-            untrimmed = TextSplitter.from_callback(counter.count, limit, trim=False)
-            yield from ((part, counter.count(part)) for part in untrimmed.chunks(piece))
+            elif excess < capacity:
+                yield from _cut(piece, count_in, limit, capacity - excess)
+            else:  # more blanks in a row than fit one segment: nowhere to cut but between them
+                untrimmed = TextSplitter.from_callback(count, limit, trim=False)
+                yield from ((part, count(part)) for part in untrimmed.chunks(piece))
 
 
-def _merge(pieces: Iterator[tuple[str, int]], counter: _Counter, limit: int) -> Iterator[str]:
+def _merge(
+    pieces: Iterator[tuple[str, int]], count_in: Callable[[str], Count], limit: int
+) -> Iterator[str]:
     """Joins neighbours that fit one segment.
 
     The splitter keeps a heading between wide gaps to itself. As a segment of its own it would
@@ -162,17 +163,17 @@ def _merge(pieces: Iterator[tuple[str, int]], counter: _Counter, limit: int) -> 
     group_tokens = 0
     for piece, tokens in pieces:
         if group and group_tokens + tokens > limit:
-            yield from _joined(group, counter, limit)
+            yield from _joined(group, count_in, limit)
             group, group_tokens = [], 0
         group.append(piece)
         group_tokens += tokens
-    yield from _joined(group, counter, limit)
+    yield from _joined(group, count_in, limit)
 
 
-def _joined(group: list[str], counter: _Counter, limit: int) -> Iterator[str]:
+def _joined(group: list[str], count_in: Callable[[str], Count], limit: int) -> Iterator[str]:
     text = "".join(group)
     # Two texts may have fewer tokens than the two joined.
-    if len(group) < 2 or counter.count(text) <= limit:
+    if len(group) < 2 or count_in(text)(text) <= limit:
         yield from [text] if group else []
     else:
         yield from group
