@@ -89,9 +89,6 @@ def _say(line: str) -> None:
 
 
 def _sentence(text: str) -> str:
-    """One line with a full stop, and a capital unless it begins with a name."""
-    words = text.split()
-    if words and words[0].isalpha():
-        words[0] = words[0][:1].upper() + words[0][1:]
-    line = " ".join(words)
+    """One line with a full stop. It may begin with a name, so its first letter stays as it is."""
+    line = " ".join(text.split())
     return line if line.endswith((".", "!", "?")) else line + "."
