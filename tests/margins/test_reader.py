@@ -360,3 +360,14 @@ def test_a_later_question_may_be_longer() -> None:
     fresh, _ = ask(*make_context(loaded), options=options)
     assert (written(grown), grown.text) == (written(fresh), fresh.text)
     assert grown.usage.document_tokens == 0
+
+
+def test_a_margin_may_have_more_tokens_when_it_is_read_again() -> None:
+    loaded = make_loaded()
+    context, prompts = make_context(loaded)
+    build = prompts.classify
+    prompts.classify = lambda question, note: build(question, note) + [9] * 400 * bool(note)  # type: ignore[method-assign]
+    answer, _ = ask(context, prompts)
+    fresh, _ = ask(*make_context(loaded))
+    assert [margin.text for margin in answer.margins] == [margin.text for margin in fresh.margins]
+    assert all(margin.relevance is not None for margin in answer.margins)

@@ -68,6 +68,21 @@ def test_one_stream_at_a_time(model: Model) -> None:
     )
 
 
+def test_a_stream_that_nobody_holds_is_over(model: Model) -> None:
+    book = model.open(TEXT, segment_tokens=90)
+    unread = book.stream("Where do boats lie?", **SHORT)
+    for event in book.stream("Where do boats lie?", **SHORT):
+        if isinstance(event, postil.MarginToken):
+            break
+    answer = book.ask("Where do boats lie?", **SHORT)
+    assert (
+        answer.text == model.open(TEXT, segment_tokens=90).ask("Where do boats lie?", **SHORT).text
+    )
+    *_, done = unread
+    assert isinstance(done, postil.Done)
+    assert done.answer.text == answer.text
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -105,9 +105,7 @@ class Context:
                 "again and ask the long question first."
             )
         if self._engine is not None:
-            if scratch > self.pool.free:
-                self._check_memory(scratch - self.pool.free)
-                self.pool.grow(scratch - self.pool.free)
+            self.make_room(scratch)
             return
         capacity = scratch + sum(len(window.tokens) for window in windows)
         self._check_memory(capacity)
@@ -122,6 +120,19 @@ class Context:
             window.sequence = pool.new(room=len(window.tokens))
         self._engine = Engine(self.loaded, pool)
         self.windows = windows
+
+    def make_room(self, cells: int) -> None:
+        """Grow the pool if fewer cells are free.
+
+        Only a later question that may write more needs it, or a text that has more tokens when it
+        is read than it had when it was written.
+
+        Raises:
+            ContextOverflow: they do not fit the memory.
+        """
+        if (missing := cells - self.pool.free) > 0:
+            self._check_memory(missing)
+            self.pool.grow(missing)
 
     def _cut(self, after_segment: int, after_document: int) -> list[Window]:
         """As few windows as hold the document and what must stand behind it."""

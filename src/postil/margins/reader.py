@@ -281,8 +281,7 @@ class Reader:
         """Fork the main sequence where the next segment ends."""
         margin = Margin(self._context.segments[len(self.margins)])
         index, longest = margin.segment.index, self._options.margin_tokens
-        pool, (sequence, length) = self._context.pool, self._context.boundary(index)
-        branch = self._adopt(pool.fork(sequence, length, room=len(self._extract) + longest))
+        branch = self._branch(len(self._extract) + longest, self._context.boundary(index))
         generation = self._generation(longest, stream=index)
         event = partial(MarginToken, margin)
         self._writing.append(_Writing(branch, self._extract, generation, event, margin))
@@ -302,7 +301,7 @@ class Reader:
             room -= len(prompts.answer(self._question, []))
             notes = yield from self._condensed(notes, room)
             prompt = prompts.answer(self._question, [note.text for note in notes])
-            branch = self._adopt(pool.fork(main, room=len(prompt) + limit))
+            branch = self._branch(len(prompt) + limit, (main, pool.length(main)))
             self._rests_on = context.segments[: context.segments_read(partly=True)]
         else:
             if not notes:  # the document cannot be seen from here, so any note is better than none
@@ -312,7 +311,7 @@ class Reader:
             )
             notes = yield from self._condensed(notes, room)
             prompt = prompts.answer_from_notes(self._question, [note.text for note in notes])
-            branch = self._adopt(pool.new(room=len(prompt) + limit, branch=True))
+            branch = self._branch(len(prompt) + limit)
         if notes:
             self._rests_on = [segment for note in notes for segment in note.segments]
         generation = self._generation(limit, stream=len(context.segments))
@@ -346,9 +345,9 @@ class Reader:
         written: list[tuple[list[_Note], _Writing]] = []
         active: list[_Writing] = []
         while (waiting or active) and not self._cancelled:
-            while waiting and len(waiting[0][1]) + longest <= pool.free:
+            while waiting and (not active or len(waiting[0][1]) + longest <= pool.free):
                 batch, prompt = waiting.pop(0)
-                branch = self._adopt(pool.new(room=len(prompt) + longest, branch=True))
+                branch = self._branch(len(prompt) + longest)
                 stream = len(self._context.segments) + 1 + len(written)
                 active.append(_Writing(branch, prompt, self._generation(longest, stream)))
                 written.append((batch, active[-1]))
@@ -418,8 +417,7 @@ class Reader:
             yield MarginWritten(margin)
             return
         prompt = self._prompts.classify(self._question, margin.text)
-        sequence = self._adopt(self._context.pool.new(room=len(prompt), branch=True))
-        self._judging.append(_Judging(sequence, prompt, margin))
+        self._judging.append(_Judging(self._branch(len(prompt)), prompt, margin))
 
     def _generation(self, limit: int, stream: int) -> sampling.Generation:
         """A text to be; only the answer heeds the user's stop strings."""
@@ -428,8 +426,17 @@ class Reader:
         tokenizer = self._context.loaded.tokenizer
         return sampling.Generation(tokenizer, how, self._stop_tokens, limit, stream)
 
-    def _adopt(self, sequence: int) -> int:
-        """Remember a branch, so that it is dropped however the read ends."""
+    def _branch(self, room: int, parent: tuple[int, int] | None = None) -> int:
+        """A sequence with cells for `room` tokens, dropped however the read ends.
+
+        It sees the first tokens of `parent`, a sequence and a length, or nothing.
+        """
+        pool = self._context.pool
+        self._context.make_room(room)
+        if parent is None:
+            sequence = pool.new(room=room, branch=True)
+        else:
+            sequence = pool.fork(*parent, room=room)
         self._branches.add(sequence)
         return sequence
 

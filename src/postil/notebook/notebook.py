@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 
 from postil.documents import Document
@@ -49,7 +50,8 @@ class Notebook:
         tokens_of_each = [prompts.encode(segment.text) for segment in self.segments]
         self.document_tokens = sum(map(len, tokens_of_each))
         self._context = Context(loaded, prompts.opening, self.segments, tokens_of_each)
-        self._open_stream: Stream | None = None
+        # Weak: a stream that nobody holds any more has stopped, and its branches are gone.
+        self._running: weakref.ref[Stream] | None = None
 
     def __repr__(self) -> str:
         sources = ", ".join(document.source for document in self.documents)
@@ -111,7 +113,7 @@ class Notebook:
             ContextOverflow: the question, or for `plain` the document, does not fit the model's
                 window, or the cache does not fit the memory.
             ValueError: an option makes no sense, or the question is empty.
-            PostilError: another stream of this notebook has not ended.
+            PostilError: at the first event, if another stream of this notebook has not ended.
         """
         return self.stream_with(
             question,
@@ -127,13 +129,17 @@ class Notebook:
         """`stream`, its options in one object; for benchmarks, which need more of them."""
         if not question.strip():
             raise ValueError("the question is empty: ask something")
-        if self._open_stream is not None and not self._open_stream.ended:
+        return Stream(self, Reader(self._context, self._prompts, question, options))
+
+    def _begin(self, stream: Stream) -> None:
+        """Called by a stream before its first event."""
+        running = self._running() if self._running is not None else None
+        if running is not None and not running.ended:
             raise PostilError(
                 "this notebook is answering another question: read that stream to its end, or "
                 "close() it"
             )
-        self._open_stream = Stream(Reader(self._context, self._prompts, question, options))
-        return self._open_stream
+        self._running = weakref.ref(stream)
 
 
 class Stream:
@@ -145,15 +151,20 @@ class Stream:
         ended: nothing more will come.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, notebook: Notebook, reader: Reader) -> None:
+        self._notebook = notebook
         self._reader = reader
         self._events = reader.events()
+        self._begun = False
         self.ended = False
 
     def __iter__(self) -> Iterator[Event]:
         return self
 
     def __next__(self) -> Event:
+        if not self._begun:
+            self._notebook._begin(self)
+            self._begun = True
         try:
             event = next(self._events)
         except BaseException:  # StopIteration too
