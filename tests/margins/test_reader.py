@@ -241,6 +241,16 @@ def test_half_a_margin_does_not_count_when_answering_now() -> None:
     assert event.answer.text
 
 
+def test_something_is_read_before_answering_now() -> None:
+    context, prompts = make_context(make_loaded())
+    reader = Reader(context, prompts, QUESTION, OPTIONS, Policy(slice_tokens=20))
+    reader.answer_now()
+    *_, done = reader.events()
+    assert isinstance(done, Done)
+    assert context.pool.tokens(context.windows[0].sequence)[:12] == prompts.opening[:12]
+    assert 0 < done.answer.usage.document_tokens <= 20
+
+
 @pytest.mark.parametrize("kind", [Progress, MarginToken, MarginWritten, AnswerToken])
 def test_cancel_stops_before_the_next_forward(kind: type[Event]) -> None:
     loaded = make_loaded()

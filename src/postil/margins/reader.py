@@ -170,7 +170,7 @@ class Reader:
         self._rests_on: list[Segment] = []
 
     def answer_now(self) -> None:
-        """Read no further; answer from what has been read."""
+        """Read no further; answer from what has been read, which is one slice at least."""
         self._answer_now = True
 
     def cancel(self) -> None:
@@ -245,7 +245,7 @@ class Reader:
 
     def _read_on(self) -> Iterator[Event]:
         """Read to the end of the document and write a margin for every segment."""
-        while not self._cancelled and not self._answer_now:
+        while not self._cancelled and not (self._answer_now and self._context.read):
             work: list[_Work] = [*self._judging, *self._writing]
             chosen = plan(self._state(), self._policy)
             for _ in range(chosen.start):
