@@ -39,34 +39,9 @@ if TYPE_CHECKING:
     from postil.notebook.model import Description, Model, load
     from postil.notebook.notebook import Notebook, Stream
 
-# Names are imported when they are first used, since torch and transformers take seconds:
-# `postil --help` should not.
-_PUBLIC = {
-    "postil.documents": ("Document", "read_document"),
-    "postil.errors": (
-        "ContextOverflow",
-        "DocumentError",
-        "ModelNotFound",
-        "PostilError",
-        "UnsupportedModel",
-    ),
-    "postil.margins.events": (
-        "Answer",
-        "AnswerToken",
-        "Done",
-        "Event",
-        "Margin",
-        "MarginStarted",
-        "MarginToken",
-        "MarginWritten",
-        "Progress",
-        "Segment",
-        "Usage",
-    ),
-    "postil.notebook.model": ("Description", "Model", "load"),
-    "postil.notebook.notebook": ("Notebook", "Stream"),
-}
-_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
+# Where the names live, the light modules first. They are imported when a name is first used, since
+# torch and transformers take seconds: `postil --help` should not.
+_HOMES = ("errors", "documents", "margins.events", "notebook.notebook", "notebook.model")
 
 __all__ = [
     "Answer",
@@ -98,9 +73,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return version("postil")
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'postil' has no attribute {name!r}")
-    return getattr(import_module(_MODULE_OF[name]), name)
+    if name in __all__:
+        for home in _HOMES:
+            if hasattr(module := import_module(f"postil.{home}"), name):
+                return getattr(module, name)
+    raise AttributeError(f"module 'postil' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

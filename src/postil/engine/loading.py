@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from postil.engine import attention, converted, hub
 from postil.errors import UnsupportedModel
-from postil.kv.pool import LayerShape, Pool
+from postil.kv.pool import LayerShape, Pool, bytes_per_cell
 from postil.kv.visibility import visibility
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -59,6 +59,11 @@ class Loaded:
     def weight_bytes(self) -> int:
         """Bytes of the weights, shared ones counted once."""
         return sum(p.numel() * p.element_size() for p in self.network.parameters())
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token in all layers."""
+        return bytes_per_cell(self.layers, self.dtype)
 
 
 def load(

@@ -104,10 +104,8 @@ class Generation:
             whole, self.finish_reason = whole[:at], "stop"
         elif self.finish_reason is None:
             whole = whole[: len(whole) - self._unsure(whole)]
-        new, self.text = (
-            whole[len(self.text) :],
-            whole if len(whole) > len(self.text) else self.text,
-        )
+        if new := whole[len(self.text) :]:
+            self.text = whole
         return new
 
     def _unsure(self, text: str) -> int:

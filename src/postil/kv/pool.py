@@ -40,6 +40,11 @@ class LayerShape:
         return self.kv_heads * (self.key_dim + self.value_dim)
 
 
+def bytes_per_cell(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
+    """Bytes of keys and values that one token takes in all layers."""
+    return sum(shape.elements for shape in layers) * dtype.itemsize
+
+
 @dataclass(eq=False)
 class Run:
     """Cells `start` to `start + room`; `seen` says how many of them each sequence sees."""
@@ -131,7 +136,7 @@ class Pool:
     @property
     def bytes_per_cell(self) -> int:
         """Bytes of keys and values that one token takes in all layers."""
-        return sum(shape.elements for shape in self.layers) * self.dtype.itemsize
+        return bytes_per_cell(self.layers, self.dtype)
 
     @property
     def used(self) -> int:

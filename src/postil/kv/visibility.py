@@ -16,9 +16,8 @@ import torch
 
 from postil.kv.pool import Pool
 
-WIDE = (
-    64  # from this many rows on, sharing the reading of keys saves less than a longer range costs
-)
+# From this many rows on, sharing the reading of keys saves less than a longer range costs.
+WIDE = 64
 
 
 @dataclass(eq=False)

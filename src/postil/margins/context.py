@@ -159,8 +159,7 @@ class Context:
         return windows
 
     def _check_memory(self, cells: int) -> None:
-        needed = cells * sum(layer.elements for layer in self.loaded.layers)
-        needed *= self.loaded.dtype.itemsize
+        needed = cells * self.loaded.cache_bytes_per_token
         if self.loaded.device.type != "cpu":
             return  # torch says itself when a device is full
         available = psutil.virtual_memory().available
@@ -189,9 +188,11 @@ class Context:
         count = 0
         for window in self.windows:
             length = self.pool.length(window.sequence)
-            starts = [len(self._opening), *window.ends]
-            edges = starts if partly else [end - 1 for end in window.ends]
-            count += min(sum(edge < length for edge in edges), len(window.ends))
+            if partly:
+                starts = [len(self._opening), *window.ends[:-1]]
+                count += sum(start < length for start in starts)
+            else:
+                count += sum(end <= length for end in window.ends)
         return count
 
     def boundary(self, index: int) -> tuple[int, int]:

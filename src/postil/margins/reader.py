@@ -78,9 +78,6 @@ class _Slice:
     tokens: list[int]
     document_tokens: int
 
-    def feed(self) -> Feed:
-        return Feed(self.sequence, self.tokens, logits=0)
-
 
 @dataclass(eq=False)
 class _Writing:
@@ -98,9 +95,6 @@ class _Writing:
     event: Callable[[str], Event] | None = None
     margin: Margin | None = None
 
-    def feed(self) -> Feed:
-        return Feed(self.sequence, self.tokens)
-
 
 @dataclass(eq=False)
 class _Judging:
@@ -109,9 +103,6 @@ class _Judging:
     sequence: int
     tokens: list[int]
     margin: Margin
-
-    def feed(self) -> Feed:
-        return Feed(self.sequence, self.tokens)
 
 
 _Work = _Slice | _Writing | _Judging
@@ -159,7 +150,6 @@ class Reader:
             self._strategy = "margins" if len(context.segments) > 1 else "plain"
         self._extract = prompts.extract(question)
         self._after_document = self._reserve()
-        self._engine = context.engine
         self._stop_tokens = context.loaded.stop_tokens | prompts.stop_tokens
         self._answer_now = self._cancelled = False
         self._branches: set[int] = set()
@@ -179,7 +169,7 @@ class Reader:
 
     def events(self) -> Generator[Event]:
         """Do the work. The last event is `Done`; what was read stays read, whatever happens."""
-        pool, engine = self._context.pool, self._engine
+        pool, engine = self._context.pool, self._context.engine
         pool.peak_used = pool.used
         self._usage = Usage(
             reused_tokens=self._context.read, pool_bytes=pool.capacity * pool.bytes_per_cell
@@ -375,7 +365,12 @@ class Reader:
     def _forward(self, work: Sequence[_Work], phase: Phase) -> Iterator[Event]:
         """Run one packed forward over `work` and take in what comes out."""
         before = time.perf_counter()
-        logits = self._engine.step([item.feed() for item in work])
+        logits = self._context.engine.step(
+            [
+                Feed(item.sequence, item.tokens, logits=0 if isinstance(item, _Slice) else 1)
+                for item in work
+            ]
+        )
         self._seconds[phase] += time.perf_counter() - before
         for item, rows in zip(work, logits, strict=True):
             match item:

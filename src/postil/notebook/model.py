@@ -117,8 +117,7 @@ class Model:
             device=self.device,
             threads=torch.get_num_threads(),
             weight_bytes=loaded.weight_bytes,
-            cache_bytes_per_token=sum(layer.elements for layer in loaded.layers)
-            * loaded.dtype.itemsize,
+            cache_bytes_per_token=loaded.cache_bytes_per_token,
             chat_template=bool(loaded.tokenizer.chat_template),
             largest_error=largest_error(loaded),
         )

@@ -36,7 +36,6 @@ class Notebook:
         segment_tokens: int | None = None,
     ) -> None:
         self.documents = list(documents)
-        self._loaded = loaded
         self._prompts = prompts
         if segment_tokens is None:
             tokens = sum(len(prompts.encode(document.text)) for document in documents)
@@ -115,20 +114,11 @@ class Notebook:
             ValueError: an option makes no sense, or the question is empty.
             PostilError: at the first event, if another stream of this notebook has not ended.
         """
-        return self.stream_with(
-            question,
-            Options(
-                strategy,
-                margin_tokens,
-                answer_tokens,
-                Sampling(temperature, top_p, seed, tuple(stop)),
-            ),
-        )
-
-    def stream_with(self, question: str, options: Options) -> Stream:
-        """`stream`, its options in one object; for benchmarks, which need more of them."""
         if not question.strip():
             raise ValueError("the question is empty: ask something")
+        options = Options(
+            strategy, margin_tokens, answer_tokens, Sampling(temperature, top_p, seed, tuple(stop))
+        )
         return Stream(self, Reader(self._context, self._prompts, question, options))
 
     def _begin(self, stream: Stream) -> None:
