@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
+from postil.engine.drafting import Lookup
 from postil.engine.loading import prepare
-from postil.engine.sampling import Sampling
+from postil.engine.sampling import Generation, Sampling
 from postil.errors import ContextOverflow
 from postil.margins.context import Context
 from postil.margins.events import (
@@ -22,8 +25,8 @@ from postil.margins.events import (
     Progress,
     Segment,
 )
-from postil.margins.planner import Policy
-from postil.margins.prompts import Prompts
+from postil.margins.planner import BALANCED, BATCH, EAGER, STRETCH, Policy
+from postil.margins.prompts import Prompts, shared_length
 from postil.margins.reader import Options, Reader
 from tests.tiny import plain_logits, tiny_network, tiny_tokenizer
 
@@ -36,6 +39,8 @@ TEXTS = [
 ]
 QUESTION = "Who keeps the light?"
 OPTIONS = Options("margins", margin_tokens=12, answer_tokens=15)
+ONE_BY_ONE = Policy(slice_tokens=11, beside_first=0, beside=0, together=1, draft_tokens=0)
+STEADY = Policy(slice_tokens=20, beside_first=2, beside=2, draft_tokens=0)
 
 
 def make_loaded(name: str = "llama", window: int = 1024) -> Any:
@@ -53,7 +58,7 @@ def make_context(loaded: Any, texts: list[str] = TEXTS) -> tuple[Context, Prompt
 
 
 def ask(
-    context: Context, prompts: Prompts, policy: Policy | None = None, options: Options = OPTIONS
+    context: Context, prompts: Prompts, policy: Policy = BALANCED, options: Options = OPTIONS
 ) -> tuple[Answer, list[Event]]:
     events = list(Reader(context, prompts, QUESTION, options, policy).events())
     assert isinstance(events[-1], Done)
@@ -129,10 +134,9 @@ def test_it_is_the_method_token_for_token(name: str) -> None:
 def test_packing_changes_nothing(temperature: float) -> None:
     options = Options("margins", 12, 15, Sampling(temperature, 0.9, seed=3))
     loaded = make_loaded()
-    one_by_one, _ = ask(
-        *make_context(loaded), Policy(slice_tokens=11, beside=0, together=1), options
-    )
-    for policy in (Policy(), Policy(beside=1), Policy(7, beside=20, together=3)):
+    one_by_one, _ = ask(*make_context(loaded), ONE_BY_ONE, options)
+    assert one_by_one.usage.drafted_tokens == 0
+    for policy in (BALANCED, EAGER, BATCH, STEADY, Policy(7, beside=20, together=3)):
         packed, _ = ask(*make_context(loaded), policy, options)
         assert written(packed) == written(one_by_one)
         assert packed.text == one_by_one.text
@@ -141,9 +145,57 @@ def test_packing_changes_nothing(temperature: float) -> None:
 
 def test_margins_that_are_written_together_share_forwards() -> None:
     loaded = make_loaded()
-    one_by_one, _ = ask(*make_context(loaded), Policy(beside=0, together=1))
-    packed, _ = ask(*make_context(loaded), Policy(beside=500))
+    one_by_one, _ = ask(*make_context(loaded), ONE_BY_ONE)
+    packed, _ = ask(*make_context(loaded), Policy(draft_tokens=0))
     assert packed.usage.forwards < one_by_one.usage.forwards / 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_change_nothing(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is proposed: here what will be written, with a mistake here and there."""
+    sampling = Sampling(temperature, seed=1, ignore_end=True)
+    options = Options("margins", margin_tokens=40, answer_tokens=40, sampling=sampling)
+    loaded = make_loaded()
+    texts: list[list[int]] = []
+    take = Generation.take
+
+    def listen(generation: Generation, logits: torch.Tensor) -> str:
+        if not generation.tokens:
+            texts.append(generation.tokens)
+        return take(generation, logits)
+
+    monkeypatch.setattr(Generation, "take", listen)
+    plainly, _ = ask(*make_context(loaded), Policy(draft_tokens=0), options)
+    known = [list(tokens) for tokens in texts]
+
+    def propose(_: Lookup, text: Sequence[int], limit: int) -> list[int]:
+        after = next((t[len(text) :] for t in known if text and t[: len(text)] == text), [])
+        wrong = len(text) % 5 + 2
+        return [*after[:wrong], *([7] if len(after) > wrong else []), *after[wrong:]][
+            : min(limit, 9)
+        ]
+
+    monkeypatch.setattr(Lookup, "propose", propose)
+    drafted, _ = ask(*make_context(loaded), BALANCED, options)
+    assert (written(drafted), drafted.text) == (written(plainly), plainly.text)
+    assert texts[len(known) :] == known
+    usage = drafted.usage
+    assert usage.generated_tokens == plainly.usage.generated_tokens == 40 * (len(TEXTS) + 1)
+    assert usage.generated_tokens / 2 < usage.accepted_tokens < usage.drafted_tokens
+    assert usage.forwards < plainly.usage.forwards / 2
+
+
+def test_a_text_that_repeats_is_drafted_from_what_was_read() -> None:
+    loaded = make_loaded("qwen3")
+    network = copy.deepcopy(loaded.network)
+    for layer in network.model.layers:  # what it writes now hangs on the last token alone
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+    loaded = prepare("repeats", network, loaded.tokenizer)
+    options = Options("margins", 60, 60, Sampling(ignore_end=True))
+    plainly, _ = ask(*make_context(loaded), Policy(draft_tokens=0), options)
+    drafted, _ = ask(*make_context(loaded), BALANCED, options)
+    assert (written(drafted), drafted.text) == (written(plainly), plainly.text)
+    assert drafted.usage.accepted_tokens > drafted.usage.generated_tokens / 3
 
 
 def test_usage_is_what_was_fed() -> None:
@@ -154,7 +206,12 @@ def test_usage_is_what_was_fed() -> None:
     kept = [margin.text.strip() for margin in answer.margins if margin.kept]
     judged = [m.text for m in answer.margins if m.text.strip()]
     asked = len(prompts.opening) + len(TEXTS) * len(prompts.extract(question))
-    asked += sum(len(prompts.classify(question, text)) for text in judged)
+    stem = prompts.classify_stem(question)
+    asked += len(stem) + sum(
+        len(prompts.classify(question, text))
+        - shared_length(prompts.classify(question, text), stem)
+        for text in judged
+    )
     asked += len(prompts.answer(question, kept))
     assert usage.document_tokens == document == context.total
     assert usage.prefill_tokens == document + asked
@@ -177,7 +234,7 @@ def test_a_second_question_reads_nothing_again() -> None:
 
 def test_events_come_in_order() -> None:
     answer, events = ask(
-        *make_context(make_loaded()), Policy(slice_tokens=20, beside=9, together=3)
+        *make_context(make_loaded()), Policy(20, beside_first=9, beside=9, together=3)
     )
     for margin in answer.margins:
         mine = [e for e in events if getattr(e, "margin", None) is margin]
@@ -209,7 +266,7 @@ def test_the_user_decides_which_margins_count(monkeypatch: pytest.MonkeyPatch) -
 def test_answer_now_reads_no_further() -> None:
     loaded = make_loaded()
     context, prompts = make_context(loaded)
-    reader = Reader(context, prompts, QUESTION, OPTIONS, Policy(slice_tokens=20, beside=2))
+    reader = Reader(context, prompts, QUESTION, OPTIONS, STEADY)
     for event in reader.events():
         if isinstance(event, MarginWritten):
             reader.answer_now()
@@ -243,19 +300,19 @@ def test_half_a_margin_does_not_count_when_answering_now() -> None:
 
 def test_something_is_read_before_answering_now() -> None:
     context, prompts = make_context(make_loaded())
-    reader = Reader(context, prompts, QUESTION, OPTIONS, Policy(slice_tokens=20))
+    reader = Reader(context, prompts, QUESTION, OPTIONS, STEADY)
     reader.answer_now()
     *_, done = reader.events()
     assert isinstance(done, Done)
     assert context.pool.tokens(context.windows[0].sequence)[:12] == prompts.opening[:12]
-    assert 0 < done.answer.usage.document_tokens <= 20
+    assert 0 < done.answer.usage.document_tokens <= 20 * STRETCH
 
 
 @pytest.mark.parametrize("kind", [Progress, MarginToken, MarginWritten, AnswerToken])
 def test_cancel_stops_before_the_next_forward(kind: type[Event]) -> None:
     loaded = make_loaded()
     context, prompts = make_context(loaded)
-    reader = Reader(context, prompts, QUESTION, OPTIONS, Policy(slice_tokens=20, beside=2))
+    reader = Reader(context, prompts, QUESTION, OPTIONS, STEADY)
     cancelled_at = None
     for event in reader.events():
         if cancelled_at is None and isinstance(event, kind):
@@ -333,7 +390,7 @@ def test_a_long_document_is_read_window_by_window(monkeypatch: pytest.MonkeyPatc
 def test_margins_of_margins_are_written_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = make_loaded(window=300)
     context, prompts = long_context(loaded)
-    reader = Reader(context, prompts, QUESTION, OPTIONS, Policy())
+    reader = Reader(context, prompts, QUESTION, OPTIONS)
     condensed = overheard(prompts, "condense", monkeypatch)
     for event in reader.events():
         if isinstance(event, MarginWritten):

@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from postil.engine import attention, converted, hub
+from postil.engine import attention, converted, hub, packing
 from postil.errors import UnsupportedModel
 from postil.kv.pool import LayerShape, Pool, bytes_per_cell
 from postil.kv.visibility import visibility
@@ -102,7 +102,8 @@ def load(
         network = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=number, attn_implementation=attention.NAME, **options, **unpacked
         )
-        return prepare(source.name, network.eval().to(where), tokenizer)
+        packing.pack(network.eval().to(where))
+        return prepare(source.name, network, tokenizer)
 
     try:
         with _without_bars():

@@ -84,6 +84,11 @@ class Generation:
         seed = (sampling.seed * 1_000_003 + stream) % (1 << 63)
         self._generator = torch.Generator().manual_seed(seed)
 
+    @property
+    def left(self) -> int:
+        """How many tokens may still be chosen."""
+        return self._limit - len(self.tokens)
+
     def take(self, logits: torch.Tensor) -> str:
         """Choose the next token from logits (vocabulary,); give back the new final characters."""
         token = choose(logits.cpu(), self._sampling, self._generator)

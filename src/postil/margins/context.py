@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import psutil
 
+from postil.engine.drafting import Source
 from postil.engine.loading import Loaded
 from postil.engine.step import Engine
 from postil.errors import ContextOverflow
@@ -15,8 +17,6 @@ from postil.margins.events import Segment
 
 # Kept free at the end of each window of a long document, for questions that are asked later.
 RESERVE_TOKENS = 1024
-# A slice may be this much longer than asked for if it is a window's last: no crumbs.
-STRETCH = 1.25
 
 
 @dataclass(eq=False)
@@ -33,6 +33,11 @@ class Window:
     tokens: list[int]
     ends: list[int]
     sequence: int = 0
+
+    @cached_property
+    def source(self) -> Source:
+        """Its tokens, to be looked up; a window no longer changes once it has been cut."""
+        return Source(self.tokens)
 
 
 class Context:
@@ -200,13 +205,38 @@ class Context:
         window = next(window for window in self.windows if index in window.segments)
         return window.sequence, window.ends[index - window.segments.start]
 
-    def next_slice(self, limit: int) -> tuple[int, list[int], int]:
-        """What is read next: the sequence, about `limit` tokens for it, how many are document."""
+    @property
+    def ahead(self) -> int:
+        """Tokens up to where the next slice has to end, 0 when everything has been read.
+
+        That is the end of a window, and of the first segment, whose margin is waited for.
+        """
         for window in self.windows:
             at = self.pool.length(window.sequence)
+            ends = (
+                [*window.ends[:1], len(window.tokens)]
+                if window is self.windows[0]
+                else [len(window.tokens)]
+            )
             if at < len(window.tokens):
-                is_last = len(window.tokens) - at <= limit * STRETCH
-                tokens = window.tokens[at:] if is_last else window.tokens[at : at + limit]
-                still_opening = max(0, len(self._opening) - at)
-                return window.sequence, tokens, max(0, len(tokens) - still_opening)
-        raise ValueError("everything has been read")
+                return next(end for end in ends if at < end) - at
+        return 0
+
+    def next_slice(self, count: int) -> tuple[int, list[int], int]:
+        """What is read next: the sequence, `count` tokens for it, how many are document.
+
+        Args:
+            count: at most `ahead`.
+        """
+        window = next(w for w in self.windows if self.pool.length(w.sequence) < len(w.tokens))
+        at = self.pool.length(window.sequence)
+        still_opening = max(0, len(self._opening) - at)
+        return window.sequence, window.tokens[at : at + count], max(0, count - still_opening)
+
+    def segment_source(self, index: int) -> Source:
+        """A segment's tokens, where a draft of its margin is looked up first."""
+        return Source(self._segment_tokens[index])
+
+    def window_source(self, sequence: int) -> Source:
+        """The tokens of the window that a sequence holds."""
+        return next(window.source for window in self.windows if window.sequence == sequence)

@@ -69,6 +69,11 @@ class Prompts:
         text = CLASSIFY.format(question=question, note=note.strip())
         return [*self._before, *self.encode(text), *self._after]
 
+    def classify_stem(self, question: str) -> list[int]:
+        """What classification prompts of one question begin with, whatever the note."""
+        prompt = self.classify(question, "A")
+        return prompt[: shared_length(prompt, self.classify(question, "7"))]
+
     def answer(self, question: str, notes: Sequence[str]) -> list[int]:
         """Follows the context."""
         text = ANSWER.format(question=question, notes=_listed(notes))
@@ -127,6 +132,12 @@ class Prompts:
     def _first_tokens(self, *words: str) -> list[int]:
         spellings = [spelling for word in words for spelling in (word, " " + word)]
         return sorted({ids[0] for s in spellings if (ids := self.encode(s))})
+
+
+def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two prompts begin with in common."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _listed(notes: Sequence[str]) -> str:

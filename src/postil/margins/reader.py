@@ -1,22 +1,23 @@
 """The reading pattern: read a document, write margins on the way, answer from both.
 
 One loop: decide what goes into the next forward (`planner`), run it (`engine.step`), take in what
-came out. Whatever one forward works on is a `_Slice` of the document, a `_Writing` (a margin or the
-answer, one token a forward) or a `_Judging` (a margin's verdict, one forward in all). Events come
-out on the way.
+came out. Whatever one forward works on is a `_Slice` of something that is only read, a `_Writing`
+(a margin or the answer, a few tokens a forward) or a `_Judging` (a margin's verdict, one forward in
+all). Events come out on the way.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
 from postil.engine import sampling
+from postil.engine.drafting import Lookup, Source
 from postil.engine.sampling import Sampling
 from postil.engine.step import Feed
 from postil.errors import ContextOverflow
@@ -37,8 +38,8 @@ from postil.margins.events import (
     Segment,
     Usage,
 )
-from postil.margins.planner import Policy, State, plan
-from postil.margins.prompts import Prompts
+from postil.margins.planner import BALANCED, Policy, State, plan
+from postil.margins.prompts import Prompts, shared_length
 
 MARGIN_TOKENS = 64
 ANSWER_TOKENS = 256
@@ -72,11 +73,14 @@ class Options:
 
 @dataclass(eq=False)
 class _Slice:
-    """The next piece of the document."""
+    """What is only read: the next piece of the document, or what all verdicts have in common."""
 
     sequence: int
     tokens: list[int]
-    document_tokens: int
+    document_tokens: int = 0
+
+    def feed(self) -> Feed:
+        return Feed(self.sequence, self.tokens, logits=0)
 
 
 @dataclass(eq=False)
@@ -85,6 +89,8 @@ class _Writing:
 
     Attributes:
         tokens: what its next forward takes: the prompt, then the token chosen last.
+        lookup: where drafts come from.
+        draft: tokens that are tried behind `tokens` in the next forward.
         event: makes of new text what is told to the user, if anything is.
         margin: that the text is for, if it is for one.
     """
@@ -92,17 +98,25 @@ class _Writing:
     sequence: int
     tokens: list[int]
     generation: sampling.Generation
+    lookup: Lookup
+    draft: list[int] = field(default_factory=list)
     event: Callable[[str], Event] | None = None
     margin: Margin | None = None
+
+    def feed(self) -> Feed:
+        return Feed(self.sequence, [*self.tokens, *self.draft], logits=1 + len(self.draft))
 
 
 @dataclass(eq=False)
 class _Judging:
-    """A margin's classification prompt, a sequence of its own."""
+    """What a margin's classification prompt has of its own, after what all have in common."""
 
     sequence: int
     tokens: list[int]
     margin: Margin
+
+    def feed(self) -> Feed:
+        return Feed(self.sequence, self.tokens)
 
 
 _Work = _Slice | _Writing | _Judging
@@ -137,18 +151,21 @@ class Reader:
         prompts: Prompts,
         question: str,
         options: Options,
-        policy: Policy | None = None,
+        policy: Policy = BALANCED,
     ) -> None:
         self.margins: list[Margin] = []
         self._context = context
         self._prompts = prompts
         self._question = question
         self._options = options
-        self._policy = policy or Policy()
+        self._policy = policy
         self._strategy = options.strategy
         if self._strategy == "auto":
             self._strategy = "margins" if len(context.segments) > 1 else "plain"
+        self._takes_notes = self._strategy == "margins"
         self._extract = prompts.extract(question)
+        self._stem_tokens = prompts.classify_stem(question)
+        self._stem: int | None = None
         self._after_document = self._reserve()
         self._stop_tokens = context.loaded.stop_tokens | prompts.stop_tokens
         self._answer_now = self._cancelled = False
@@ -236,45 +253,27 @@ class Reader:
     def _read_on(self) -> Iterator[Event]:
         """Read to the end of the document and write a margin for every segment."""
         while not self._cancelled and not (self._answer_now and self._context.read):
-            work: list[_Work] = [*self._judging, *self._writing]
-            chosen = plan(self._state(), self._policy)
-            for _ in range(chosen.start):
-                yield MarginStarted(self._start_margin())
-                work.append(self._writing[-1])
-            if chosen.read:
-                work.append(_Slice(*self._context.next_slice(chosen.read)))
-            if not work:
+            if not (self._context.ahead or self._waiting() or self._writing or self._judging):
                 return
-            yield from self._forward(work, "read" if chosen.read else "margins")
+            yield from self._turn("margins", reading=True)
         for writing in self._writing:  # cut short: half a note is no note
             if writing.margin is not None:
                 writing.margin.finish_reason = "cancelled"
             self._drop(writing.sequence)
         self._writing.clear()
-        if self._judging and not self._cancelled:
-            yield from self._forward([*self._judging], "margins")
+        while self._judging and not self._cancelled:
+            yield from self._turn("margins")
 
-    def _state(self) -> State:
-        context = self._context
-        under_way: list[_Writing | _Judging] = [*self._writing, *self._judging]
-        return State(
-            unread=context.total - context.read,
-            waiting=context.segments_read() - len(self.margins)
-            if self._strategy == "margins"
-            else 0,
-            writing=len(self._writing),
-            under_way=sum(len(item.tokens) for item in under_way),
-            prompt_tokens=len(self._extract),
-        )
+    def _waiting(self) -> int:
+        """Segments that have been read and whose margin has not been started."""
+        return self._context.segments_read() - len(self.margins) if self._takes_notes else 0
 
     def _start_margin(self) -> Margin:
         """Fork the main sequence where the next segment ends."""
-        margin = Margin(self._context.segments[len(self.margins)])
-        index, longest = margin.segment.index, self._options.margin_tokens
-        branch = self._branch(len(self._extract) + longest, self._context.boundary(index))
-        generation = self._generation(longest, stream=index)
-        event = partial(MarginToken, margin)
-        self._writing.append(_Writing(branch, self._extract, generation, event, margin))
+        context, index = self._context, len(self.margins)
+        margin = Margin(context.segments[index])
+        parent, event = context.boundary(index), partial(MarginToken, margin)
+        self._write(self._extract, self._options.margin_tokens, index, parent, event, margin)
         self.margins.append(margin)
         return margin
 
@@ -291,7 +290,7 @@ class Reader:
             room -= len(prompts.answer(self._question, []))
             notes = yield from self._condensed(notes, room)
             prompt = prompts.answer(self._question, [note.text for note in notes])
-            branch = self._branch(len(prompt) + limit, (main, pool.length(main)))
+            parent = main, pool.length(main)
             self._rests_on = context.segments[: context.segments_read(partly=True)]
         else:
             if not notes:  # the document cannot be seen from here, so any note is better than none
@@ -301,15 +300,14 @@ class Reader:
             )
             notes = yield from self._condensed(notes, room)
             prompt = prompts.answer_from_notes(self._question, [note.text for note in notes])
-            branch = self._branch(len(prompt) + limit)
+            parent = None
         if notes:
             self._rests_on = [segment for note in notes for segment in note.segments]
-        generation = self._generation(limit, stream=len(context.segments))
-        answer = _Writing(branch, prompt, generation, AnswerToken)
-        while not self._cancelled and answer.generation.finish_reason is None:
-            yield from self._forward([answer], "answer")
-        self._answer = answer.generation.text
-        self._finish_reason = answer.generation.finish_reason or "cancelled"
+        answer = self._write(prompt, limit, len(context.segments), parent, event=AnswerToken)
+        while not self._cancelled and self._writing:
+            yield from self._turn("answer")
+        self._answer = answer.text
+        self._finish_reason = answer.finish_reason or "cancelled"
 
     def _condensed(self, notes: list[_Note], room: int) -> Generator[Event, None, list[_Note]]:
         """At most `room` tokens of notes: margins of margins are written until they fit."""
@@ -332,23 +330,19 @@ class Reader:
         """One note out of each batch of notes."""
         longest, pool = self._options.margin_tokens, self._context.pool
         waiting = [(batch, self._condense(batch)) for batch in batches]
-        written: list[tuple[list[_Note], _Writing]] = []
-        active: list[_Writing] = []
-        while (waiting or active) and not self._cancelled:
-            while waiting and (not active or len(waiting[0][1]) + longest <= pool.free):
+        written: list[tuple[list[_Note], sampling.Generation]] = []
+        while (waiting or self._writing) and not self._cancelled:
+            while waiting and (not self._writing or len(waiting[0][1]) + longest <= pool.free):
                 batch, prompt = waiting.pop(0)
-                branch = self._branch(len(prompt) + longest)
                 stream = len(self._context.segments) + 1 + len(written)
-                active.append(_Writing(branch, prompt, self._generation(longest, stream)))
-                written.append((batch, active[-1]))
-            yield from self._forward(active, "margins")
-            active = [writing for writing in active if writing.sequence in self._branches]
+                written.append((batch, self._write(prompt, longest, stream)))
+            yield from self._turn("margins")
         return [
             _Note(
                 text, [s for note in batch for s in note.segments], max(n.relevance for n in batch)
             )
-            for batch, writing in written
-            if (text := writing.generation.text.strip())
+            for batch, generation in written
+            if (text := generation.text.strip())
         ]
 
     def _condense(self, notes: list[_Note]) -> list[int]:
@@ -362,24 +356,50 @@ class Reader:
 
     # One forward
 
-    def _forward(self, work: Sequence[_Work], phase: Phase) -> Iterator[Event]:
-        """Run one packed forward over `work` and take in what comes out."""
-        before = time.perf_counter()
-        logits = self._context.engine.step(
-            [
-                Feed(item.sequence, item.tokens, logits=0 if isinstance(item, _Slice) else 1)
-                for item in work
-            ]
+    def _turn(self, phase: Phase, *, reading: bool = False) -> Iterator[Event]:
+        """Plan one forward, run it, and take in what comes out.
+
+        Args:
+            phase: what its time is counted as, unless it reads.
+            reading: more of the document may go into it, and new margins.
+        """
+        for writing in self._writing:
+            left = writing.generation.left - 1  # besides the one that the forward gives anyway
+            writing.draft = writing.lookup.propose(writing.generation.tokens, left)
+        state = State(
+            ahead=self._context.ahead if reading else 0,
+            waiting=self._waiting() if reading else 0,
+            prompt_tokens=len(self._extract),
+            first=not any(margin.finish_reason for margin in self.margins),
+            texts=[len(writing.tokens) for writing in self._writing],
+            proposed=[len(writing.draft) for writing in self._writing],
+            verdicts=[len(judging.tokens) for judging in self._judging],
         )
+        batch = plan(state, self._policy)
+        for writing, length in zip(self._writing, batch.drafts, strict=True):
+            del writing.draft[length:]
+        work: list[_Work] = [*self._judging, *self._writing]
+        if batch.start and self._stem is None:
+            self._stem = self._branch(len(self._stem_tokens))
+            work.append(_Slice(self._stem, self._stem_tokens))
+        for _ in range(batch.start):
+            yield MarginStarted(self._start_margin())
+            work.append(self._writing[-1])
+        if batch.read:
+            work.append(_Slice(*self._context.next_slice(batch.read)))
+            phase = "read"
+        before = time.perf_counter()
+        logits = self._context.engine.step([item.feed() for item in work])
         self._seconds[phase] += time.perf_counter() - before
         for item, rows in zip(work, logits, strict=True):
             match item:
                 case _Slice():
                     self._usage.prefill_tokens += len(item.tokens)
                     self._usage.document_tokens += item.document_tokens
-                    yield self._progress(phase)
+                    if item.document_tokens:
+                        yield self._progress(phase)
                 case _Writing():
-                    yield from self._take(item, rows[0])
+                    yield from self._take(item, rows)
                 case _Judging():
                     self._usage.prefill_tokens += len(item.tokens)
                     item.margin.relevance = relevance(rows[0], self._prompts.yes, self._prompts.no)
@@ -388,23 +408,39 @@ class Reader:
                     yield MarginWritten(item.margin)
 
     def _take(self, writing: _Writing, logits: torch.Tensor) -> Iterator[Event]:
-        """The next token of a text; at the end of a margin, its verdict is next."""
-        generation, margin = writing.generation, writing.margin
+        """The next tokens of a text; at the end of a margin, its verdict is next.
+
+        Args:
+            logits: (1 + draft, vocabulary). A row counts if the draft was right up to it.
+        """
+        generation, margin, draft = writing.generation, writing.margin, writing.draft
         if not generation.tokens:
             self._usage.prefill_tokens += len(writing.tokens)
-        text = generation.take(logits)
-        self._usage.generated_tokens += 1
-        writing.tokens = generation.tokens[-1:]
-        if margin is not None:
-            margin.text = generation.text
-        if text and writing.event is not None:
-            yield writing.event(text)
-        if generation.finish_reason is not None:
-            self._drop(writing.sequence)
+        accepted = 0
+        for row, guess in zip(logits, [*draft, None], strict=True):
+            text = generation.take(row)
+            self._usage.generated_tokens += 1
             if margin is not None:
-                margin.finish_reason = generation.finish_reason
-                self._writing.remove(writing)
-                yield from self._judge(margin)
+                margin.text = generation.text
+            if text and writing.event is not None:
+                yield writing.event(text)
+            if generation.finish_reason is not None or generation.tokens[-1] != guess:
+                break
+            accepted += 1
+        self._usage.drafted_tokens += len(draft)
+        self._usage.accepted_tokens += accepted
+        writing.lookup.learn(len(draft), accepted)
+        writing.tokens = generation.tokens[-1:]
+        if generation.finish_reason is None:
+            pool = self._context.pool
+            wrong = len(draft) - accepted
+            pool.truncate(writing.sequence, pool.length(writing.sequence) - wrong)
+            return
+        self._drop(writing.sequence)
+        self._writing.remove(writing)
+        if margin is not None:
+            margin.finish_reason = generation.finish_reason
+            yield from self._judge(margin)
 
     def _judge(self, margin: Margin) -> Iterator[Event]:
         if not margin.text.strip():
@@ -412,14 +448,45 @@ class Reader:
             yield MarginWritten(margin)
             return
         prompt = self._prompts.classify(self._question, margin.text)
-        self._judging.append(_Judging(self._branch(len(prompt)), prompt, margin))
+        # What all these prompts begin with was read when the first margin was started.
+        assert self._stem is not None
+        shared = shared_length(self._stem_tokens, prompt)
+        own = prompt[shared:]
+        branch = self._branch(len(own), (self._stem, shared))
+        self._judging.append(_Judging(branch, own, margin))
 
-    def _generation(self, limit: int, stream: int) -> sampling.Generation:
-        """A text to be; only the answer heeds the user's stop strings."""
-        is_answer = stream == len(self._context.segments)
-        how = self._options.sampling if is_answer else replace(self._options.sampling, stop=())
-        tokenizer = self._context.loaded.tokenizer
-        return sampling.Generation(tokenizer, how, self._stop_tokens, limit, stream)
+    def _write(
+        self,
+        prompt: list[int],
+        limit: int,
+        stream: int,
+        parent: tuple[int, int] | None = None,
+        event: Callable[[str], Event] | None = None,
+        margin: Margin | None = None,
+    ) -> sampling.Generation:
+        """Begin a text of at most `limit` tokens: it is written from the next forward on.
+
+        Args:
+            stream: tells its random numbers from those of other texts; that of the answer, which
+                alone heeds the user's stop strings, is the number of segments.
+            parent: what it sees before its prompt; see `_branch`.
+        """
+        context, how = self._context, self._options.sampling
+        if stream != len(context.segments):
+            how = replace(how, stop=())
+        generation = sampling.Generation(
+            context.loaded.tokenizer, how, self._stop_tokens, limit, stream
+        )
+        # Where its words may come from, the likeliest place first.
+        sources = [Source(prompt)]
+        if margin is not None:
+            sources.insert(0, context.segment_source(margin.segment.index))
+        if parent is not None:
+            sources.append(context.window_source(parent[0]))
+        branch = self._branch(len(prompt) + limit, parent)
+        lookup = Lookup(sources)
+        self._writing.append(_Writing(branch, prompt, generation, lookup, [], event, margin))
+        return generation
 
     def _branch(self, room: int, parent: tuple[int, int] | None = None) -> int:
         """A sequence with cells for `room` tokens, dropped however the read ends.
