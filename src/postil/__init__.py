@@ -36,14 +36,25 @@ if TYPE_CHECKING:
         Segment,
         Usage,
     )
+    from postil.margins.planner import BALANCED, BATCH, EAGER, Policy
     from postil.notebook.model import Description, Model, load
     from postil.notebook.notebook import Notebook, Stream
 
 # Where the names live, the light modules first. They are imported when a name is first used, since
 # torch and transformers take seconds: `postil --help` should not.
-_HOMES = ("errors", "documents", "margins.events", "notebook.notebook", "notebook.model")
+_HOMES = (
+    "errors",
+    "documents",
+    "margins.events",
+    "margins.planner",
+    "notebook.notebook",
+    "notebook.model",
+)
 
 __all__ = [
+    "BALANCED",
+    "BATCH",
+    "EAGER",
     "Answer",
     "AnswerToken",
     "ContextOverflow",
@@ -59,6 +70,7 @@ __all__ = [
     "Model",
     "ModelNotFound",
     "Notebook",
+    "Policy",
     "PostilError",
     "Progress",
     "Segment",

@@ -19,3 +19,7 @@ class ContextOverflow(PostilError):
 
 class DocumentError(PostilError):
     """A document could not be read, or has nothing in it to read."""
+
+
+class BackendError(PostilError):
+    """A server that was named does not answer as it should."""

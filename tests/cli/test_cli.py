@@ -172,9 +172,70 @@ def test_help_teaches_by_example() -> None:
         ["models", "list"],
         ["models", "pull"],
         ["bench", "margins"],
+        ["bench", "decode"],
     ):
         said = CliRunner().invoke(app, [*command, "--help"]).output
         assert f"Example: postil {' '.join(command)}" in said
+
+
+BENCH = ("--document-tokens", 40, "--segment-tokens", 20, "--margin-tokens", 3, "--runs", 1)
+
+
+def test_a_benchmark_prints_a_table_and_keeps_json_and_a_picture(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new" / "results"
+    done = run(
+        *("bench", "margins", "-m", tiny_model_dir, *BENCH, "--compare", "transformers"),
+        *("--output", folder),
+    )
+    said = done.stdout.decode()
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"2 x 20, margins of 3 +postil +[\d.]+ +[\d.]+ +[\d.]+ +\d+ % +\d+ %", said)
+    assert re.search(r"2 x 20, margins of 3 +transformers +[\d.]+", said)
+    kept = json.loads((folder / "margins.json").read_text())
+    assert [row["who"] for row in kept["rows"]] == ["postil", "transformers"]
+    assert (folder / "margins.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "says"),
+    [
+        (("--document-tokens", 50), 2, "whole number of segments"),
+        (("--compare", "vllm"), 2, "--compare takes"),
+        (("--compare", "http://127.0.0.1:9/v1"), 1, "start one that serves"),
+        (("--eager", "--batch"), 2, "exclude each other"),
+        (("--text", "no such file"), 2, "does not exist"),
+        (("--text", __file__, "--document-tokens", 400_000), 2, "give a longer one"),
+        (("--output", "/dev/null/there"), 2, "cannot be made"),
+    ],
+)
+def test_a_benchmark_that_cannot_be_run_says_why(
+    tiny_model_dir: Path, wrong: tuple[object, ...], code: int, says: str
+) -> None:
+    done = run("bench", "margins", "-m", tiny_model_dir, *BENCH, *wrong)
+    assert done.returncode == code, done.stderr
+    assert says in " ".join(re.sub("[\u2500-\u257f]", " ", done.stderr.decode()).split())
+    assert b"Traceback" not in done.stderr
+
+
+def test_decoding_is_compared(tiny_model_dir: Path) -> None:
+    done = run(
+        *("bench", "decode", "-m", tiny_model_dir, "--runs", 1, "--json"),
+        *("--cached-tokens", 100, "--new-tokens", 4),
+    )
+    result = json.loads(done.stdout)
+    assert result["cached_tokens"] == 100
+    assert min(result["generate"], result["plain"], result["drafted"]) > 0
+
+
+def test_policies_change_nothing_of_what_is_said(tiny_model_dir: Path, document: Path) -> None:
+    said = {
+        run("ask", document, QUESTION, "-m", tiny_model_dir, *SHORT, *options).stdout
+        for options in ((), ("--eager",), ("--batch",))
+    }
+    assert len(said) == 1
+    assert said != {b""}
 
 
 # On a terminal

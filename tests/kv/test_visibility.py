@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from postil.kv.pool import LayerShape, Pool
-from postil.kv.visibility import WIDE, visibility
+from postil.kv.visibility import visibility
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 60])
@@ -24,7 +24,7 @@ def test_a_row_sees_what_its_sequence_sees_up_to_its_position(
     sequences += [pool.fork(main, chance.randrange(121), room=20) for _ in range(4)]
     batch = []
     for sequence in sequences:
-        rows = chance.choice([1, 2, 9, WIDE, WIDE + 5])
+        rows = chance.choice([1, 2, 9, 64, 69])
         pool.append(sequence, range(rows))
         batch.append((sequence, rows))
     groups = visibility(pool, batch)
@@ -47,12 +47,15 @@ def test_a_row_sees_what_its_sequence_sees_up_to_its_position(
             row += 1
 
 
-def test_long_slices_stand_alone_and_short_ones_together() -> None:
-    pool = Pool([LayerShape(1, 2, 2)], 600, boundary=200)
-    batch = []
-    for rows in (1, 3, WIDE, 2, 1):
-        sequence = pool.new()
+def test_branches_of_a_document_share_the_reading_of_it_and_others_stand_apart() -> None:
+    pool = Pool([LayerShape(1, 2, 2)], 9000, boundary=1000)
+    main = pool.new(room=8000)
+    pool.append(main, range(4000))
+    forks = [pool.fork(main, 3000 + at, room=20) for at in range(3)]
+    verdict = pool.new(room=90, branch=True)
+    batch = [(verdict, 80), (forks[0], 1), (forks[1], 3), (forks[2], 5), (main, 512)]
+    for sequence, rows in batch:
         pool.append(sequence, range(rows))
-        batch.append((sequence, rows))
     spans = [(group.rows.start, group.rows.stop) for group in visibility(pool, batch)]
-    assert spans == [(0, 4), (4, 4 + WIDE), (4 + WIDE, 7 + WIDE)]
+    # 80 rows over the document would cost more than one more group, and 512 over the branches too.
+    assert spans == [(0, 80), (80, 89), (89, 601)]

@@ -89,9 +89,9 @@ def test_the_first_margin_starts_at_once_and_little_is_read_beside_it(policy: Po
     assert plan(state(ahead=3000, first=True, texts=[1], proposed=[4]), policy).read <= 64
 
 
-def test_later_margins_stand_beside_whole_slices_unless_all_are_wanted_early() -> None:
+def test_more_is_read_beside_later_margins_unless_all_are_wanted_early() -> None:
     later = state(ahead=3000, texts=[1, 1], proposed=[4, 0])
-    assert plan(later, BALANCED).read == BALANCED.slice_tokens - 6
+    assert plan(later, BALANCED).read == BALANCED.beside - 6
     assert plan(later, EAGER).read <= 64
 
 
@@ -103,7 +103,7 @@ def test_a_batch_waits_until_its_segments_are_read() -> None:
 
 def test_verdicts_and_prompts_take_room_from_the_document() -> None:
     batch = plan(state(ahead=3000, waiting=2, texts=[1], verdicts=[70]), BALANCED)
-    assert batch.read == BALANCED.slice_tokens - 1 - 70 - 2 * PROMPT
+    assert batch.read == BALANCED.beside - 1 - 70 - 2 * PROMPT
 
 
 @pytest.mark.parametrize("wrong", [{"together": 0}, {"slice_tokens": 0}, {"draft_tokens": -1}])

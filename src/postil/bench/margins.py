@@ -1,64 +1,150 @@
-"""What margins cost: the "8 x 512" workload, read plainly and with margins.
+"""What margins cost: a document read plainly and with margins, by us and by others.
 
-A document of 8 segments of 512 tokens is read with one margin of 48 tokens after each (end of text
-ignored, greedy), verdicts included; against it, the same engine only reads the document. The two
-take turns, so that whatever else the machine does falls on both.
+Everything is measured in turn, run by run, so that whatever else the machine does falls on all.
 """
 
 from __future__ import annotations
 
-import platform
-import random
 import statistics
-import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
-import psutil
 import torch
 
-from postil.engine.loading import Loaded
+from postil.bench.machine import machine, peak_memory, reset_peak_memory
+from postil.bench.workload import QUESTION, SECOND_QUESTION, Workload
 from postil.engine.sampling import Sampling
+from postil.engine.step import Feed
 from postil.margins.context import Context
-from postil.margins.events import Done, MarginWritten, Progress, Segment, Usage
+from postil.margins.events import Done, MarginWritten, Segment, Usage
+from postil.margins.planner import BALANCED, Policy, State, plan
 from postil.margins.prompts import Prompts
 from postil.margins.reader import Options, Reader
 from postil.notebook.model import Model
 
-QUESTION = "Where is Sandra?"
-_PEOPLE = ("Sandra", "Mary", "Daniel", "John", "the gardener", "my aunt", "the doctor", "nobody")
-_VERBS = ("walked to", "came back from", "left", "was seen in", "slept in", "asked about", "swept")
-_PLACES = ("the kitchen", "the garden", "the office", "the hallway", "the attic", "the old mill")
-_ENDS = (
-    "before the rain began",
-    "with a lamp in one hand",
-    "and nobody knew why",
-    "as on every other day",
-    "while the others were still at table",
-    "and closed the door without a word",
-)
+US = "postil"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one read with margins.
+
+    Attributes:
+        margins_s: until the last margin is written (and judged, where that is done).
+        first_margin_s: until the first one is.
+        first_question_s, second_question_s: of two whole questions, answers of as many tokens as
+            a margin; the second finds the document in the cache.
+        usage: of the first question.
+        peak_memory_bytes: the most resident memory of the process meanwhile, where it is known.
+    """
+
+    margins_s: float
+    first_margin_s: float | None = None
+    first_question_s: float | None = None
+    second_question_s: float | None = None
+    usage: Usage | None = None
+    peak_memory_bytes: int | None = None
+
+
+class System(Protocol):
+    """Something that reads: Postil, or a peer."""
+
+    name: str
+
+    def plain(self, segments: list[list[int]]) -> float:
+        """Seconds to read the segments alone."""
+        ...
+
+    def margins(self, segments: list[list[int]], margin_tokens: int) -> Timing:
+        """Read the segments and write a margin after each."""
+        ...
+
+
+class Postil:
+    """This engine, as `Notebook.ask` uses it, on tokens instead of text."""
+
+    name = US
+
+    def __init__(self, model: Model, policy: Policy = BALANCED) -> None:
+        self._loaded = model.loaded
+        self._prompts = Prompts(model.loaded.tokenizer)
+        self._policy = policy
+
+    def plain(self, segments: list[list[int]]) -> float:
+        context = self._context(segments)
+        Reader(context, self._prompts, QUESTION, self._options(1), self._policy)  # it reserves
+        start = time.perf_counter()
+        while context.ahead:
+            batch = plan(State(context.ahead, 0, 0, first=False), self._policy)
+            sequence, tokens, _ = context.next_slice(batch.read)
+            context.engine.step([Feed(sequence, tokens, logits=0)])
+        return time.perf_counter() - start
+
+    def margins(self, segments: list[list[int]], margin_tokens: int) -> Timing:
+        reset_peak_memory()
+        context, options = self._context(segments), self._options(margin_tokens)
+        start = time.perf_counter()
+        written, usage = [], Usage()
+        for event in Reader(context, self._prompts, QUESTION, options, self._policy).events():
+            match event:
+                case MarginWritten():
+                    written.append(time.perf_counter() - start)
+                case Done():
+                    usage = event.answer.usage
+        first_question = time.perf_counter() - start
+        peak = peak_memory()
+        start = time.perf_counter()
+        for _ in Reader(context, self._prompts, SECOND_QUESTION, options, self._policy).events():
+            pass
+        return Timing(
+            written[-1],
+            written[0],
+            first_question,
+            time.perf_counter() - start,
+            usage,
+            peak,
+        )
+
+    def _context(self, segments: list[list[int]]) -> Context:
+        places = [Segment(index, "bench", 0, 0, None, "") for index in range(len(segments))]
+        return Context(self._loaded, self._prompts.opening, places, segments)
+
+    def _options(self, tokens: int) -> Options:
+        return Options("margins", tokens, tokens, Sampling(ignore_end=True))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system on one workload: medians over the runs, and every measured time in order.
+
+    Attributes:
+        ratio: `margins_s` by `plain_s`.
+        first_margin_share: when the first margin was there, as a share of `margins_s`.
+        second_question_share: `second_question_s` by `first_question_s`.
+    """
+
+    who: str
+    document_tokens: int
+    segment_tokens: int
+    margin_tokens: int
+    plain_s: float
+    margins_s: float
+    ratio: float
+    first_margin_s: float | None
+    first_margin_share: float | None
+    first_question_s: float | None
+    second_question_s: float | None
+    second_question_share: float | None
+    peak_memory_bytes: int | None
+    usage: dict[str, Any] | None
+    every: dict[str, list[float]]
 
 
 @dataclass(frozen=True)
 class Result:
-    """Medians over the runs.
-
-    Attributes:
-        plain_s: seconds to read the document.
-        margins_s: seconds to read it and write and judge every margin.
-        ratio: the second by the first, of the medians.
-        forwards: packed forwards of one read with margins.
-        decode_tokens: tokens written in it.
-        usage: of the last read with margins.
-        weight_bytes, pool_bytes: of the model and of the cache.
-        peak_memory_bytes: the most resident memory of the process in a read with margins, `None`
-            where the system does not tell.
-        every: all measured seconds, in order.
-    """
+    """All rows of one sitting, and what they were measured on."""
 
     model: str
     dtype: str
@@ -66,20 +152,12 @@ class Result:
     threads: int
     machine: str
     torch: str
+    date: str
     runs: int
-    segments: int
-    segment_tokens: int
-    margin_tokens: int
-    plain_s: float
-    margins_s: float
-    ratio: float
-    forwards: int
-    decode_tokens: int
-    usage: dict[str, Any]
+    policy: dict[str, Any]
     weight_bytes: int
-    pool_bytes: int
-    peak_memory_bytes: int | None
-    every: dict[str, list[float]]
+    cache_bytes_per_token: int
+    rows: list[Row] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,121 +165,93 @@ class Result:
 
 def measure(
     model: Model,
+    workloads: Sequence[Workload] = (Workload(),),
     *,
+    peers: Sequence[System] = (),
     runs: int = 5,
-    segments: int = 8,
-    segment_tokens: int = 512,
-    margin_tokens: int = 48,
+    policy: Policy = BALANCED,
+    text: str | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, label: None,
 ) -> Result:
-    """Read plainly and with margins in turn, `runs` times each, after one read to warm up.
+    """Read every workload plainly and with margins, each system in turn, `runs` times.
 
     Args:
+        peers: who else reads.
+        text: what documents are taken from, instead of prose of no meaning.
         progress: called with reads done, reads in all, and what comes next.
+
+    Raises:
+        ValueError: the text is too short.
+        BackendError: a peer does not answer.
     """
-    loaded, prompts = model.loaded, Prompts(model.loaded.tokenizer)
-    tokens = _document(prompts, segments * segment_tokens)
-    pieces = [tokens[at : at + segment_tokens] for at in range(0, len(tokens), segment_tokens)]
-    total = 2 * runs + 1
-    progress(0, total, "warming up")
-    _read(loaded, prompts, pieces[:1], "margins", 4)
-    every: dict[str, list[float]] = {"plain_s": [], "margins_s": []}
-    peaks: list[int | None] = []
-    for run in range(runs):
-        progress(1 + 2 * run, total, "plain")
-        every["plain_s"].append(_read(loaded, prompts, pieces, "plain", margin_tokens)[0])
-        progress(2 + 2 * run, total, "margins")
-        _reset_peak_memory()
-        seconds, usage = _read(loaded, prompts, pieces, "margins", margin_tokens)
-        every["margins_s"].append(seconds)
-        peaks.append(_peak_memory())
-    progress(total, total, "done")
-    plain, margins = (statistics.median(every[kind]) for kind in ("plain_s", "margins_s"))
-    return Result(
+    systems: list[System] = [Postil(model, policy), *peers]
+    prompts = Prompts(model.loaded.tokenizer)
+    result = Result(
         model=model.name,
         dtype=model.dtype,
         device=model.device,
         threads=torch.get_num_threads(),
-        machine=f"{_processor()}, {psutil.cpu_count(logical=True)} cores",
+        machine=machine(),
         torch=torch.__version__,
+        date=time.strftime("%Y-%m-%d"),
         runs=runs,
-        segments=segments,
-        segment_tokens=segment_tokens,
-        margin_tokens=margin_tokens,
-        plain_s=plain,
-        margins_s=margins,
-        ratio=margins / plain,
-        forwards=usage.forwards,
-        decode_tokens=usage.generated_tokens,
-        usage=usage.to_dict(),
-        weight_bytes=loaded.weight_bytes,
-        pool_bytes=usage.pool_bytes,
-        peak_memory_bytes=max((peak for peak in peaks if peak), default=None),
+        policy=asdict(policy),
+        weight_bytes=model.loaded.weight_bytes,
+        cache_bytes_per_token=model.loaded.cache_bytes_per_token,
+    )
+    total, done = len(workloads) * runs * len(systems) * 2, 0
+    reads = 2 * runs * len(systems)
+    for workload in workloads:  # a text that is too short is found before anything is measured
+        workload.segments(prompts, reads, text)
+    for system in systems:
+        progress(done, total, f"{system.name} warms up")
+        warm = Workload(512, 256, 4).segments(prompts, 0, text)
+        system.plain(warm)
+        system.margins(warm, 4)
+    for workload in workloads:
+        plain: dict[str, list[float]] = {system.name: [] for system in systems}
+        timings: dict[str, list[Timing]] = {system.name: [] for system in systems}
+        seed = 1
+        for _ in range(runs):
+            for system in systems:
+                progress(done, total, f"{workload}: {system.name}, plain")
+                plain[system.name].append(system.plain(workload.segments(prompts, seed, text)))
+                progress(done + 1, total, f"{workload}: {system.name}, margins")
+                segments = workload.segments(prompts, seed + 1, text)
+                timings[system.name].append(system.margins(segments, workload.margin_tokens))
+                done, seed = done + 2, seed + 2
+        result.rows.extend(
+            _row(workload, system.name, plain[system.name], timings[system.name])
+            for system in systems
+        )
+    progress(total, total, "done")
+    return result
+
+
+def _row(workload: Workload, who: str, plain: list[float], timings: list[Timing]) -> Row:
+    every = {"plain_s": plain}
+    for kind in ("margins_s", "first_margin_s", "first_question_s", "second_question_s"):
+        seconds = [getattr(timing, kind) for timing in timings]
+        if None not in seconds:
+            every[kind] = seconds
+    median = {kind: statistics.median(seconds) for kind, seconds in every.items()}
+
+    def share(part: str, whole: str) -> float | None:
+        return median[part] / median[whole] if part in median else None
+
+    usage = timings[-1].usage
+    return Row(
+        who=who,
+        **asdict(workload),
+        plain_s=median["plain_s"],
+        margins_s=median["margins_s"],
+        ratio=median["margins_s"] / median["plain_s"],
+        first_margin_s=median.get("first_margin_s"),
+        first_margin_share=share("first_margin_s", "margins_s"),
+        first_question_s=median.get("first_question_s"),
+        second_question_s=median.get("second_question_s"),
+        second_question_share=share("second_question_s", "first_question_s"),
+        peak_memory_bytes=max((t.peak_memory_bytes or 0 for t in timings), default=0) or None,
+        usage=usage.to_dict() if usage else None,
         every=every,
     )
-
-
-def _read(
-    loaded: Loaded, prompts: Prompts, pieces: list[list[int]], strategy: str, margin_tokens: int
-) -> tuple[float, Usage]:
-    """Seconds until the document is read or its last margin judged, and what was used."""
-    segments = [Segment(index, "bench", 0, 0, None, "") for index in range(len(pieces))]
-    context = Context(loaded, prompts.opening, segments, pieces)
-    options = Options(strategy, margin_tokens, 1, Sampling(ignore_end=True))
-    start, written, seconds = time.perf_counter(), 0, 0.0
-    reader = Reader(context, prompts, QUESTION, options)
-    for event in reader.events():
-        match event:
-            case MarginWritten():
-                written += 1
-                ended = written == len(pieces)
-            case Progress():
-                ended = strategy == "plain" and event.tokens == event.total
-            case Done():
-                return seconds, event.answer.usage
-            case _:
-                ended = False
-        if ended:
-            seconds = time.perf_counter() - start
-            reader.cancel()
-    raise AssertionError("a read ends with Done")
-
-
-def _document(prompts: Prompts, count: int) -> list[int]:
-    """Prose in which somebody is always going somewhere; the same on every machine."""
-    source, text = random.Random(0), ""
-    while True:
-        for _ in range(count):
-            words = (source.choice(part) for part in (_PEOPLE, _VERBS, _PLACES, _ENDS))
-            sentence = " ".join(words)
-            text += sentence[0].upper() + sentence[1:] + ". "
-        if len(tokens := prompts.encode(text)) >= count:
-            return tokens[:count]
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _reset_peak_memory() -> None:
-    """Linux forgets the peak of a process when 5 is written here (man 5 proc)."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak_memory() -> int | None:
-    """Bytes; of the process since the last reset, or of its whole life where there is none."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    with suppress(ImportError):
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
-    return None

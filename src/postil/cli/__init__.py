@@ -63,6 +63,7 @@ def _register() -> None:
     app.command("doctor")(doctor.doctor)
     app.add_typer(bench_app, name="bench")
     bench_app.command("margins")(bench.margins)
+    bench_app.command("decode")(bench.decode)
 
 
 _register()

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from postil.cli.common import (
+    BatchOption,
     DeviceOption,
     DType,
     DTypeOption,
+    EagerOption,
     JsonOption,
     ModelOption,
     ThreadsOption,
     load,
+    policy,
     stderr,
 )
 
@@ -72,6 +75,8 @@ def ask(
         list[str] | None,
         typer.Option(metavar="TEXT", help="End the answer before this text; may be repeated."),
     ] = None,
+    eager: EagerOption = False,
+    batch: BatchOption = False,
     dtype: DTypeOption = DType.AUTO,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
@@ -103,6 +108,7 @@ def ask(
         "top_p": top_p,
         "seed": seed,
         "stop": stop or (),
+        "policy": policy(eager, batch),
     }
     if margin_tokens is not None:
         options["margin_tokens"] = margin_tokens

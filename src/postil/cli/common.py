@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from postil import Model
+    from postil import Model, Policy
 
 
 class DType(StrEnum):
@@ -45,6 +45,10 @@ DeviceOption = Annotated[
 ThreadsOption = Annotated[
     int | None, typer.Option(min=1, help="Use so many CPU threads instead of one per core.")
 ]
+EagerOption = Annotated[bool, typer.Option("--eager", help="Show every margin as early as can be.")]
+BatchOption = Annotated[
+    bool, typer.Option("--batch", help="Write margins eight at a time: the fewest forward passes.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -72,6 +76,15 @@ def _load(model: str | None, dtype: DType, device: str, threads: int | None) -> 
     import postil
 
     return postil.load(model, dtype=dtype.value, device=device, threads=threads)
+
+
+def policy(eager: bool, batch: bool) -> Policy:
+    """The policy that the options name."""
+    import postil
+
+    if eager and batch:
+        raise typer.BadParameter("--eager and --batch exclude each other: choose one")
+    return postil.EAGER if eager else postil.BATCH if batch else postil.BALANCED
 
 
 def size(count: float) -> str:

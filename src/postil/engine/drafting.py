@@ -38,38 +38,51 @@ class Lookup:
     """The drafts of one text.
 
     Args:
+        prompt: what the text follows; its end counts as the text's beginning.
         sources: what the text may be copied from, the likeliest first. Its own beginning is
             always looked at before them.
+        siblings: texts that follow the same prompt elsewhere, as far as they are written: margins
+            of one question often begin alike. It may hold the text itself.
 
     Attributes:
-        length: the most tokens of the next draft. It doubles while drafts are accepted whole.
+        length: the most tokens of the next draft.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        sources: Sequence[Source],
+        siblings: Sequence[Sequence[int]] = (),
+    ) -> None:
         self.length = FIRST_DRAFT
+        self._head = prompt[-LONGEST:]
         self._sources = sources
+        self._siblings = siblings
 
     def propose(self, text: Sequence[int], limit: int) -> list[int]:
-        """At most `limit` tokens that may follow `text`."""
-        own = Source(text)
+        """At most `limit` tokens that may follow `text`, of which there is one at least."""
+        whole = [*self._head, *text]
+        own = Source(whole)
+        others = [[*self._head, *other] for other in self._siblings if other is not text]
+        siblings = Source([token for other in others for token in other])
         longest, source, at = SHORTEST - 1, own, 0
-        for candidate in (own, *self._sources):
-            for size in range(longest + 1, min(LONGEST, len(text)) + 1):
-                found = candidate.after(text[-size:])
+        for candidate in (own, siblings, *self._sources):
+            for size in range(longest + 1, min(LONGEST, len(whole)) + 1):
+                found = candidate.after(whole[-size:])
                 if found is None:
                     break
                 longest, source, at = size, candidate, found
-        if longest < SHORTEST:
+        if not text or longest < SHORTEST:
             return []
         draft: list[int] = []
         for place in range(at, at + min(self.length, limit)):
             if place < len(source.tokens):
                 draft.append(source.tokens[place])
             elif source is own:  # it repeats itself: so does the draft
-                draft.append(draft[place - len(text)])
+                draft.append(draft[place - len(whole)])
         return draft
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """Make the next draft as long as the last one was good; without one there is no news."""
+        """Make the next draft twice as long if all of the last one held, else a bit longer."""
         if drafted:
-            self.length = 2 * drafted if accepted == drafted else max(1, accepted)
+            self.length = 2 * drafted if accepted == drafted else accepted + 2

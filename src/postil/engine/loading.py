@@ -58,7 +58,8 @@ class Loaded:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights, shared ones counted once."""
-        return sum(p.numel() * p.element_size() for p in self.network.parameters())
+        weights = [*self.network.parameters(), *packing.packed(self.network)]
+        return sum(weight.numel() * weight.element_size() for weight in weights)
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -72,6 +73,7 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     threads: int | None = None,
+    pack: bool = True,
 ) -> Loaded:
     """Load a hub id, a local folder or a `.gguf` file (dequantised).
 
@@ -81,6 +83,8 @@ def load(
             it natively, float32 where it would only be emulated.
         device: a torch device, or `auto`: CUDA if there is one, else the CPU.
         threads: CPU threads of torch, for the whole process.
+        pack: keep linear layers in the layout that the CPU multiplies fastest. Without it the
+            network is as transformers made it.
 
     Raises:
         ModelNotFound: there is no such model, or its files cannot be read.
@@ -102,14 +106,18 @@ def load(
         network = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=number, attn_implementation=attention.NAME, **options, **unpacked
         )
-        packing.pack(network.eval().to(where))
-        return prepare(source.name, network, tokenizer)
+        return prepare(source.name, network.eval().to(where), tokenizer)
 
     try:
         with _without_bars():
             if source.gguf_file is None:
-                return read(source.path_or_id, {})
-            return converted.load(Path(source.path_or_id, source.gguf_file), number, read)
+                loaded = read(source.path_or_id, {})
+            else:
+                file = Path(source.path_or_id, source.gguf_file)
+                loaded = converted.load(file, number, read)
+            if pack:
+                packing.pack(loaded.network)
+            return loaded
     except torch.OutOfMemoryError as error:
         raise UnsupportedModel(
             f"{source.name} does not fit into the memory of {where}: choose a smaller model, "

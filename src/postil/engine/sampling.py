@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -99,6 +99,20 @@ class Generation:
             if len(self.tokens) >= self._limit:
                 self.finish_reason = "length"
         return self._advance()
+
+    def follow(self, logits: torch.Tensor, draft: Sequence[int]) -> Iterator[str]:
+        """Choose the next tokens, as far as the draft was right; each one's new final characters.
+
+        What is chosen is what `take` would choose one forward at a time. That makes it exact: a
+        row's logits are right if all tokens before it are those that were chosen.
+
+        Args:
+            logits: (1 + draft, vocabulary), after the last token and after each of the draft.
+        """
+        for row, guess in zip(logits, [*draft, None], strict=True):
+            yield self.take(row)
+            if self.finish_reason is not None or self.tokens[-1] != guess:
+                return
 
     def _advance(self) -> str:
         whole = self._tokenizer.decode(

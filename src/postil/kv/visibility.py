@@ -16,8 +16,9 @@ import torch
 
 from postil.kv.pool import Pool
 
-# From this many rows on, sharing the reading of keys saves less than a longer range costs.
-WIDE = 64
+# What a group costs, in units of one row over one cell: reading a cell's keys and values takes as
+# long as seven rows over it, and starting a group as long as this many cells (measured on a CPU).
+READING_ROWS, STARTING_CELLS = 7, 2000
 
 
 @dataclass(eq=False)
@@ -79,28 +80,50 @@ class Group:
 
 
 def visibility(pool: Pool, batch: Sequence[tuple[int, int]]) -> list[Group]:
-    """The groups of a batch in which each (sequence, rows) feeds the last tokens of a sequence."""
+    """The groups of a batch in which each (sequence, rows) feeds the last tokens of a sequence.
+
+    Neighbours share a group if reading the keys once for both saves more than it costs that each
+    is multiplied with the cells of the other.
+    """
     groups: list[Group] = []
-    members: list[tuple[int, int]] = []
-    start = 0
-    for at, (sequence, rows) in enumerate(batch):
-        members.append((sequence, rows))
-        alone = rows >= WIDE
-        last = at + 1 == len(batch) or alone or batch[at + 1][1] >= WIDE
-        if last:
-            groups.append(_group(pool, start, members))
-            start, members = groups[-1].rows.stop, []
-    return groups
+    members: list[_Member] = []
+    for sequence, rows in batch:
+        spans = [span for span in pool.spans(sequence) if span[0] < span[1]]
+        mine = _Member(rows, spans)
+        if members and _cost([*members, mine]) > _cost(members) + _cost([mine]):
+            groups.append(_group(pool, groups, members))
+            members = []
+        members.append(mine)
+    return [*groups, _group(pool, groups, members)]
 
 
-def _group(pool: Pool, start: int, batch: list[tuple[int, int]]) -> Group:
-    seen = [(rows, [s for s in pool.spans(sequence) if s[0] < s[1]]) for sequence, rows in batch]
-    low = min(s for _, spans in seen for s, _ in spans)
-    high = max(e for _, spans in seen for _, e in spans)
+@dataclass(frozen=True)
+class _Member:
+    """A sequence's rows, and the spans of the pool that it sees."""
+
+    rows: int
+    spans: list[tuple[int, int]]
+
+
+def _range(members: list[_Member]) -> tuple[int, int]:
+    """The cells from the first to the last that any of them sees."""
+    starts, ends = zip(*(span for member in members for span in member.spans), strict=True)
+    return min(starts), max(ends)
+
+
+def _cost(members: list[_Member]) -> int:
+    low, high = _range(members)
+    rows = sum(member.rows for member in members)
+    return (rows + READING_ROWS) * (high - low) + STARTING_CELLS
+
+
+def _group(pool: Pool, before: list[Group], members: list[_Member]) -> Group:
+    low, high = _range(members)
+    start = before[-1].rows.stop if before else 0
     return Group(
-        rows=slice(start, start + sum(rows for _, rows in batch)),
+        rows=slice(start, start + sum(member.rows for member in members)),
         cells=slice(low, high),
-        members=[(rows, [(s - low, e - low) for s, e in spans]) for rows, spans in seen],
+        members=[(m.rows, [(s - low, e - low) for s, e in m.spans]) for m in members],
         position=pool.position[low:high],
         dtype=pool.dtype,
         device=pool.device,

@@ -23,9 +23,9 @@ class Policy:
     Attributes:
         slice_tokens: the most tokens in a forward, the document's and all others; margins that
             are under way may exceed it.
-        beside_first: the same while the first margin is written. Few let it appear early, many
-            spare forwards.
-        beside: the same while other margins are written.
+        beside_first: the same while the first margin is written; none lets it appear earliest.
+        beside: the same while other margins are written. Few let them appear early, many spare
+            forwards.
         gather: margins are started when so many segments wait for theirs, or when the document
             has been read.
         together: the most margins that are written at once.
@@ -34,8 +34,8 @@ class Policy:
     """
 
     slice_tokens: int = 512
-    beside_first: int = 32
-    beside: int = 512
+    beside_first: int = 0
+    beside: int = 256
     gather: int = 1
     together: int = 8
     draft_tokens: int = 16
@@ -48,8 +48,8 @@ class Policy:
 
 
 BALANCED = Policy()  # the first margin early, then few forwards
-EAGER = Policy(beside=32)  # every margin early
-BATCH = Policy(beside_first=512, gather=8)  # the fewest forwards
+EAGER = Policy(beside=64)  # every margin early
+BATCH = Policy(beside_first=512, beside=512, gather=8)  # the fewest forwards
 
 
 @dataclass(frozen=True)

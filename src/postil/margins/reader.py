@@ -171,6 +171,7 @@ class Reader:
         self._answer_now = self._cancelled = False
         self._branches: set[int] = set()
         self._writing: list[_Writing] = []
+        self._margin_tokens: list[list[int]] = []
         self._judging: list[_Judging] = []
         self._answer = ""
         self._finish_reason: FinishReason = "cancelled"
@@ -416,17 +417,15 @@ class Reader:
         generation, margin, draft = writing.generation, writing.margin, writing.draft
         if not generation.tokens:
             self._usage.prefill_tokens += len(writing.tokens)
-        accepted = 0
-        for row, guess in zip(logits, [*draft, None], strict=True):
-            text = generation.take(row)
-            self._usage.generated_tokens += 1
+        taken = 0
+        for text in generation.follow(logits, draft):
+            taken += 1
             if margin is not None:
                 margin.text = generation.text
             if text and writing.event is not None:
                 yield writing.event(text)
-            if generation.finish_reason is not None or generation.tokens[-1] != guess:
-                break
-            accepted += 1
+        accepted = taken - 1
+        self._usage.generated_tokens += taken
         self._usage.drafted_tokens += len(draft)
         self._usage.accepted_tokens += accepted
         writing.lookup.learn(len(draft), accepted)
@@ -484,7 +483,10 @@ class Reader:
         if parent is not None:
             sources.append(context.window_source(parent[0]))
         branch = self._branch(len(prompt) + limit, parent)
-        lookup = Lookup(sources)
+        if margin is not None:
+            self._margin_tokens.append(generation.tokens)
+        siblings = self._margin_tokens if margin is not None else ()
+        lookup = Lookup(prompt, sources, siblings)
         self._writing.append(_Writing(branch, prompt, generation, lookup, [], event, margin))
         return generation
 

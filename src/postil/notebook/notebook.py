@@ -11,6 +11,7 @@ from postil.engine.sampling import Sampling
 from postil.errors import PostilError
 from postil.margins.context import Context
 from postil.margins.events import Answer, Done, Event, Margin, Segment
+from postil.margins.planner import BALANCED, Policy
 from postil.margins.prompts import Prompts
 from postil.margins.reader import ANSWER_TOKENS, MARGIN_TOKENS, Options, Reader
 from postil.margins.segments import default_segment_tokens, split
@@ -69,6 +70,7 @@ class Notebook:
         top_p: float = 1.0,
         seed: int = 0,
         stop: Sequence[str] = (),
+        policy: Policy = BALANCED,
     ) -> Answer:
         """Read what has not been read, write margins, and answer. See `stream` for the options."""
         stream = self.stream(
@@ -80,6 +82,7 @@ class Notebook:
             top_p=top_p,
             seed=seed,
             stop=stop,
+            policy=policy,
         )
         return next(event.answer for event in stream if isinstance(event, Done))
 
@@ -94,6 +97,7 @@ class Notebook:
         top_p: float = 1.0,
         seed: int = 0,
         stop: Sequence[str] = (),
+        policy: Policy = BALANCED,
     ) -> Stream:
         """Answer as `ask` does, and tell what happens on the way.
 
@@ -107,6 +111,8 @@ class Notebook:
             top_p: sample from the fewest tokens whose probabilities reach this sum.
             seed: the same seed gives the same text.
             stop: strings that end the answer; they are not part of it.
+            policy: how the work is packed into forwards, which changes when margins appear and
+                not what they say: `postil.BALANCED`, `EAGER`, `BATCH` or a `Policy` of your own.
 
         Raises:
             ContextOverflow: the question, or for `plain` the document, does not fit the model's
@@ -119,7 +125,7 @@ class Notebook:
         options = Options(
             strategy, margin_tokens, answer_tokens, Sampling(temperature, top_p, seed, tuple(stop))
         )
-        return Stream(self, Reader(self._context, self._prompts, question, options))
+        return Stream(self, Reader(self._context, self._prompts, question, options, policy))
 
     def _begin(self, stream: Stream) -> None:
         """Called by a stream before its first event."""
