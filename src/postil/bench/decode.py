@@ -34,6 +34,7 @@ class Decoding:
 
     model: str
     dtype: str
+    quantize: str | None
     machine: str
     threads: int
     torch: str
@@ -80,6 +81,7 @@ def measure(
     return Decoding(
         model=model.name,
         dtype=model.dtype,
+        quantize=model.loaded.quantize,
         machine=machine(),
         threads=torch.get_num_threads(),
         torch=torch.__version__,

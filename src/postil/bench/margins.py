@@ -148,6 +148,7 @@ class Result:
 
     model: str
     dtype: str
+    quantize: str | None
     device: str
     threads: int
     machine: str
@@ -189,6 +190,7 @@ def measure(
     result = Result(
         model=model.name,
         dtype=model.dtype,
+        quantize=model.loaded.quantize,
         device=model.device,
         threads=torch.get_num_threads(),
         machine=machine(),

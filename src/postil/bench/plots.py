@@ -26,8 +26,8 @@ def plot(result: Result, path: Path) -> None:
     if len(cases) > 1:
         _growth(axes[0][1], [row for row in result.rows if row.who == first.who])
     figure.suptitle(
-        f"{result.model}, {result.dtype}; {result.machine}, {result.threads} threads; "
-        f"{result.date}, medians of {result.runs}",
+        f"{result.model}, {result.quantize or result.dtype}; {result.machine}, "
+        f"{result.threads} threads; {result.date}, medians of {result.runs}",
         fontsize=9,
     )
     figure.tight_layout()

@@ -18,6 +18,7 @@ from postil.cli.common import (
     EagerOption,
     JsonOption,
     ModelOption,
+    QuantizeOption,
     ThreadsOption,
     load,
     policy,
@@ -78,6 +79,7 @@ def ask(
     eager: EagerOption = False,
     batch: BatchOption = False,
     dtype: DTypeOption = DType.AUTO,
+    quantize: QuantizeOption = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
@@ -114,7 +116,7 @@ def ask(
         options["margin_tokens"] = margin_tokens
     if answer_tokens is not None:
         options["answer_tokens"] = answer_tokens
-    loaded = load(model, dtype, device, threads)
+    loaded = load(model, dtype, device, threads, quantize)
     try:
         book = loaded.open(*documents, segment_tokens=segment_tokens)
         stream = book.stream(question, **options)

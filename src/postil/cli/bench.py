@@ -18,6 +18,7 @@ from postil.cli.common import (
     EagerOption,
     JsonOption,
     ModelOption,
+    QuantizeOption,
     ThreadsOption,
     load,
     policy,
@@ -26,6 +27,7 @@ from postil.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from postil.bench.decode import Decoding
     from postil.bench.margins import Result
     from postil.engine.loading import Loaded
 
@@ -76,6 +78,7 @@ def margins(
     eager: EagerOption = False,
     batch: BatchOption = False,
     dtype: DTypeOption = DType.AUTO,
+    quantize: QuantizeOption = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
@@ -113,7 +116,7 @@ def margins(
 
     try:
         others = peers(compare or (), load_plain)
-        loaded = load(model, dtype, device, threads)
+        loaded = load(model, dtype, device, threads, quantize)
         with _progress() as progress:
             result = bench.measure(
                 loaded,
@@ -146,6 +149,7 @@ def decode(
     ] = 4096,
     new_tokens: Annotated[int, typer.Option(min=2, help="Write so many tokens.")] = 64,
     dtype: DTypeOption = DType.AUTO,
+    quantize: QuantizeOption = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
@@ -161,7 +165,7 @@ def decode(
     from postil.bench.peers import Transformers
     from postil.engine import loading
 
-    loaded = load(model, dtype, device, threads)
+    loaded = load(model, dtype, device, threads, quantize)
     peer = Transformers(loading.load(model, dtype=dtype.value, device=device, pack=False))
     with _progress() as progress:
         result = bench.measure(
@@ -188,7 +192,7 @@ def decode(
     console.print(
         f"{result.new_tokens} tokens behind {result.cached_tokens:,}, medians of {result.runs} runs"
     )
-    console.print(f"{result.model}, {result.dtype}; {result.machine}, {result.threads} threads")
+    console.print(f"{result.model}, {_numbers(result)}; {result.machine}, {result.threads} threads")
     console.print(table)
 
 
@@ -230,7 +234,7 @@ def _print_margins(result: Result) -> None:
     if not console.is_terminal:
         console.width = 120  # a file is as wide as the table
     console.print(
-        f"{result.model}, {result.dtype} on {result.device}; {result.machine}, "
+        f"{result.model}, {_numbers(result)} on {result.device}; {result.machine}, "
         f"{result.threads} threads, torch {result.torch}; medians of {result.runs} runs"
     )
     table = Table(box=None, pad_edge=False)
@@ -266,6 +270,10 @@ def _print_margins(result: Result) -> None:
         "first margin: when it was there, as a share of the read; 2nd question: its time as a "
         "share of the first one's"
     )
+
+
+def _numbers(result: Result | Decoding) -> str:
+    return result.dtype + (f" with {result.quantize} weights" if result.quantize else "")
 
 
 def _share(share: float | None) -> str:

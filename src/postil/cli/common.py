@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,12 @@ class DType(StrEnum):
     FLOAT16 = "float16"
 
 
+class Quantize(StrEnum):
+    """What weights are kept in."""
+
+    INT8 = "int8"
+
+
 ModelOption = Annotated[
     str | None,
     typer.Option(
@@ -38,6 +44,10 @@ DTypeOption = Annotated[
     typer.Option(
         help="Compute in these numbers; auto takes bfloat16 where the hardware multiplies it."
     ),
+]
+QuantizeOption = Annotated[
+    Quantize | None,
+    typer.Option(help="Keep weights in 8 bits (CPU only): less memory, faster margins."),
 ]
 DeviceOption = Annotated[
     str, typer.Option(metavar="DEVICE", help="Run on cpu, cuda, cuda:1, ...; auto takes a GPU.")
@@ -59,8 +69,22 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 
-def load(model: str | None, dtype: DType, device: str, threads: int | None) -> Model:
+def load(
+    model: str | None,
+    dtype: DType,
+    device: str,
+    threads: int | None,
+    quantize: Quantize | None = None,
+) -> Model:
     """Load a model; on a terminal something moves meanwhile."""
+    import postil
+
+    options: dict[str, Any] = {
+        "dtype": dtype.value,
+        "device": device,
+        "threads": threads,
+        "quantize": quantize.value if quantize else None,
+    }
     console = stderr()
     # A model that must be fetched first shows a progress bar of its own, and two do not mix.
     from postil.engine import hub
@@ -68,14 +92,8 @@ def load(model: str | None, dtype: DType, device: str, threads: int | None) -> M
     if console.is_terminal:
         hub.pull(model)
         with console.status("Loading the model"):
-            return _load(model, dtype, device, threads)
-    return _load(model, dtype, device, threads)
-
-
-def _load(model: str | None, dtype: DType, device: str, threads: int | None) -> Model:
-    import postil
-
-    return postil.load(model, dtype=dtype.value, device=device, threads=threads)
+            return postil.load(model, **options)
+    return postil.load(model, **options)
 
 
 def policy(eager: bool, batch: bool) -> Policy:

@@ -14,6 +14,7 @@ from postil.cli.common import (
     DType,
     DTypeOption,
     JsonOption,
+    QuantizeOption,
     ThreadsOption,
     load,
     size,
@@ -28,6 +29,7 @@ def doctor(
         ),
     ] = None,
     dtype: DTypeOption = DType.AUTO,
+    quantize: QuantizeOption = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
@@ -42,7 +44,7 @@ def doctor(
     machine = _machine()
     if not as_json:
         _print_dict("Machine", machine)
-    described = load(model, dtype, device, threads).describe().to_dict()
+    described = load(model, dtype, device, threads, quantize).describe().to_dict()
     if as_json:
         typer.echo(json.dumps({"machine": machine, "model": described}, indent=2))
     else:
